@@ -1,0 +1,403 @@
+"""What passes between the driver and the MPI ranks: the task, its result, and the files they live in.
+
+Standard library only. The driver (`workflow`) and the ranks (`apps`) share nothing else. The
+sections of a study are declared here once; `workflow/study.py` has pydantic check a user's TOML
+against these very classes, and `apps.train` reads them back from `task.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+VERSION = "0.1.0"
+
+Plain = Any  # bool, int, float, str, or lists and dicts of them: what TOML and JSON can both hold
+
+# Metrics of which more is better; of all others (losses, errors) less is.
+MAXIMISED = frozenset({"accuracy"})
+
+
+class N3LOError(Exception):
+    """Something that the user can mend. One line: what, where, the value, the way out."""
+
+
+class _Section:
+    """Shared by the sections of a study: keyword-only, frozen, unknown keys are errors."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def goal_of(metric: str) -> Literal["min", "max"]:
+    """Whether less or more of `metric` is better; `val_` in front does not matter."""
+    return "max" if metric.removeprefix("val_") in MAXIMISED else "min"
+
+
+def is_better(value: float, than: float | None, goal: str, min_delta: float = 0.0) -> bool:
+    """Whether `value` beats `than` by more than `min_delta`; anything beats None."""
+    if than is None:
+        return True
+    return value > than + min_delta if goal == "max" else value < than - min_delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(_Section):
+    """`source` is "package.module:Name" or "file.py:Name"; `args` are its keyword arguments."""
+
+    source: str
+    args: dict[str, Plain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(
+            self.source.count(":") == 1 and all(self.source.split(":")),
+            f"'{self.source}' is not of the form 'package.module:Name' or 'file.py:Name'",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(_Section):
+    """HDF5 files and what to take from them.
+
+    Fields are named "group/dataset" or "dataset[:, -6:-1]" (the first axis is the event); a list
+    or a group gives several, passed to the model in that order; a table {name = field} gives them
+    to the model as keyword arguments.
+    """
+
+    files: list[str]
+    inputs: str | list[str] | dict[str, str]
+    targets: str | list[str] | dict[str, str]
+    folds: int = 1  # N_F; 1 = no cross-validation, one split by validation_fraction
+    fold_by: Literal["events", "files"] = "events"
+    validation_fraction: float = 0.2  # of the events, where folds = 1
+    stratify: bool | None = None  # equal class shares in every fold; None = where targets are classes
+    shuffle: bool = True
+    block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
+    memory_gb: float | None = None  # per rank; None = a quarter of what is free, shared by the ranks
+
+    def __post_init__(self) -> None:
+        _require(len(self.files) > 0, "files: name at least one HDF5 file")
+        _require(self.folds >= 1, f"folds: {self.folds} is not at least 1")
+        _require(
+            0 < self.validation_fraction <= 0.5,
+            f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
+        )
+        _require(
+            self.block_events is None or self.block_events >= 1,
+            f"block_events: {self.block_events} is not at least 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping(_Section):
+    """Stop once `metric` has not improved by more than `min_delta` for `patience` epochs."""
+
+    metric: str = "val_loss"
+    patience: int = 5
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
+        _require(self.min_delta >= 0, f"min_delta: {self.min_delta} is not at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(_Section):
+    """Stop once `metric` is as good as `value`."""
+
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(_Section):
+    """How one task trains."""
+
+    strategy: Literal["local", "allreduce"] = "local"
+    backend: Literal["horovod", "ddp"] = "horovod"  # of allreduce
+    epochs: int = 10
+    batch_size: int = 32  # per rank
+    loss: str = "cross_entropy"
+    metrics: list[str] = field(default_factory=list)
+    optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
+    scheduler: dict[str, Plain] | None = None  # { name = "cosine_annealing_lr", T_max = 30 }; per epoch
+    clip_norm: float | None = None  # largest L2 norm of the whole gradient
+    early_stopping: EarlyStopping | None = None
+    target: Target | None = None
+    max_minutes: float | None = None  # of training; ends after the epoch that passes it
+    select: Literal["best", "last"] = "best"  # the epoch whose weights and figure of merit are kept
+    lanes: int | None = None  # read as this many ranks would (a multiple of the ranks); None = ranks
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
+        _require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
+        _require("name" in self.optimizer, "optimizer: needs a name, as in { name = 'adam' }")
+        _require(
+            self.scheduler is None or "name" in self.scheduler,
+            "scheduler: needs a name, as in { name = 'exponential_lr', gamma = 0.9 }",
+        )
+        _require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"clip_norm: {self.clip_norm} is not above 0",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(_Section):
+    """The ranks of one task: num_workers x ranks_per_worker."""
+
+    num_workers: int = 1  # N_W
+    ranks_per_worker: int = 1  # N_GPU
+    cores_per_rank: int = 1
+    gpus_per_rank: int = 0
+    walltime_min: float = 60.0  # a task that runs longer is stopped and failed
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "ranks_per_worker", "cores_per_rank"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name}: {value} is not at least 1")
+        _require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
+        _require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_workers * self.ranks_per_worker
+
+    @property
+    def num_cores(self) -> int:
+        return self.num_ranks * self.cores_per_rank
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_ranks * self.gpus_per_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(_Section):
+    """The figure of merit that a task returns to the search."""
+
+    metric: str = "val_loss"
+    goal: Literal["min", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """Digests of what a study is made of besides its own text. Part of every task's key."""
+
+    data: str  # of the contents of the data files, in order
+    model: str  # of the model's source and of the local files that it imports
+    code: str  # of the training program
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTask:
+    """One (trial, fold): all that a training job needs to know. Written as `task.json`."""
+
+    study: str
+    trial: int
+    fold: int  # 0 .. folds - 1
+    seed: int  # of weights, shuffling and dropout; from (study seed, trial, fold)
+    split_seed: int  # of the fold split; the same for all trials of a study
+    model: Model
+    data: Data  # files are absolute here
+    training: Training
+    layout: Layout
+    objective: Objective
+    fingerprint: Fingerprint
+
+    @property
+    def id(self) -> str:
+        return f"t{self.trial:03d}-f{self.fold}"
+
+    def key(self) -> str:
+        """Hash of all that can change the result.
+
+        Not in it: names, places and limits (study, trial number, file paths, time limits, memory).
+        The contents of the files are in it through the fingerprint.
+        """
+        content = dataclasses.asdict(self)
+        for name in ("study", "trial"):
+            del content[name]
+        for name in ("files", "memory_gb"):
+            del content["data"][name]
+        del content["layout"]["walltime_min"]
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:32]
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> TrainTask:
+        return from_dict(cls, read_json(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a finished task reports. Written as `result.json` by rank 0, atomically, last of all."""
+
+    key: str
+    fom: float  # objective.metric at the selected epoch
+    epoch: int  # the selected epoch, from 1
+    epochs: int  # epochs trained
+    stopped: str  # why the training ended: epochs, early_stopping, target, max_minutes
+    metrics: dict[str, float]  # at the selected epoch: loss, val_loss, ...
+    seconds: float  # of training, summed over resumed attempts, start-up not included
+    samples_per_second: float  # all ranks together, during training steps
+    num_ranks: int
+    hosts: list[str]
+    devices: list[str]  # one a rank
+    num_train: int
+    num_val: int
+    num_parameters: int
+    versions: dict[str, str]
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> TrainResult:
+        return from_dict(cls, read_json(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a task ended without a result. Written as `failure.json` by the first rank that failed."""
+
+    reason: Literal[
+        "diverged", "exception", "out_of_memory", "time_limit", "killed", "lost", "launch", "exit"
+    ]
+    message: str  # one line for the ledger
+    rank: int | None = None
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Failure:
+        return from_dict(cls, read_json(path))
+
+
+@dataclass(frozen=True)
+class TaskPaths:
+    """Every file of a task. No other place knows their names."""
+
+    folder: Path
+
+    @property
+    def task(self) -> Path:
+        return self.folder / "task.json"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.folder / "failure.json"
+
+    @property
+    def history(self) -> Path:
+        """JSON lines, one an epoch: epoch, loss, val_loss, metrics, lr, seconds."""
+        return self.folder / "history.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a training goes on after a kill; removed when the result is there."""
+        return self.folder / "checkpoint.pt"
+
+    @property
+    def weights(self) -> Path:
+        """The model's state_dict at the selected epoch."""
+        return self.folder / "weights.pt"
+
+    @property
+    def stdout(self) -> Path:
+        return self.folder / "stdout.txt"
+
+    @property
+    def stderr(self) -> Path:
+        return self.folder / "stderr.txt"
+
+
+def canonical_json(content: Any) -> str:
+    """The one text of `content`: sorted keys, no spaces, no NaN. 1 and 1.0 stay different."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as JSON, atomically (see `write_text`)."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def append_json_line(path: Path, content: Mapping[str, Any]) -> None:
+    """Append one JSON line with one write and an fsync.
+
+    A line that a kill tore off earlier is ended first, so that it cannot swallow this one.
+    """
+    line = (json.dumps(content) + "\n").encode()
+    with open(path, "ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSON-lines file; a torn one (a kill in mid-write) is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def from_dict(cls: Any, content: Any) -> Any:
+    """Rebuild a dataclass from its `asdict`, nested dataclasses too.
+
+    Raises:
+        TypeError: `content` lacks a field of `cls` or has one too many.
+    """
+    hints = get_type_hints(cls)
+    return cls(**{name: _from_plain(hints.get(name), value) for name, value in content.items()})
+
+
+def _from_plain(hint: Any, value: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):  # "Section | None" is the only union of sections
+        sections = [arg for arg in get_args(hint) if dataclasses.is_dataclass(arg)]
+        hint = sections[0] if sections and isinstance(value, dict) else None
+    return from_dict(hint, value) if dataclasses.is_dataclass(hint) else value
