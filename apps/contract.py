@@ -1,4 +1,4 @@
-"""What passes between the driver and the MPI ranks: the task, its result, and the files they live in.
+"""What passes between the driver and the MPI ranks: the task, its result, and their files.
 
 Standard library only. The driver (`workflow`) and the ranks (`apps`) share nothing else. The
 sections of a study are declared here once; `workflow/study.py` has pydantic check a user's TOML
@@ -15,9 +15,11 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VERSION = "0.1.0"
+
+T = TypeVar("T")
 
 Plain = Any  # bool, int, float, str, or lists and dicts of them: what TOML and JSON can both hold
 
@@ -29,13 +31,13 @@ class N3LOError(Exception):
     """Something that the user can mend. One line: what, where, the value, the way out."""
 
 
-class _Section:
+class Section:
     """Shared by the sections of a study: keyword-only, frozen, unknown keys are errors."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
 
@@ -53,21 +55,21 @@ def is_better(value: float, than: float | None, goal: str, min_delta: float = 0.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(_Section):
+class Model(Section):
     """`source` is "package.module:Name" or "file.py:Name"; `args` are its keyword arguments."""
 
     source: str
     args: dict[str, Plain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.source.count(":") == 1 and all(self.source.split(":")),
             f"'{self.source}' is not of the form 'package.module:Name' or 'file.py:Name'",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data(_Section):
+class Data(Section):
     """HDF5 files and what to take from them.
 
     Fields are named "group/dataset" or "dataset[:, -6:-1]" (the first axis is the event); a list
@@ -81,26 +83,26 @@ class Data(_Section):
     folds: int = 1  # N_F; 1 = no cross-validation, one split by validation_fraction
     fold_by: Literal["events", "files"] = "events"
     validation_fraction: float = 0.2  # of the events, where folds = 1
-    stratify: bool | None = None  # equal class shares in every fold; None = where targets are classes
+    stratify: bool | None = None  # equal class shares in each fold; None = if targets are classes
     shuffle: bool = True
     block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
-    memory_gb: float | None = None  # per rank; None = a quarter of what is free, shared by the ranks
+    memory_gb: float | None = None  # per rank; None = a quarter of what is free, over the ranks
 
     def __post_init__(self) -> None:
-        _require(len(self.files) > 0, "files: name at least one HDF5 file")
-        _require(self.folds >= 1, f"folds: {self.folds} is not at least 1")
-        _require(
+        require(len(self.files) > 0, "files: name at least one HDF5 file")
+        require(self.folds >= 1, f"folds: {self.folds} is not at least 1")
+        require(
             0 < self.validation_fraction <= 0.5,
             f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
         )
-        _require(
+        require(
             self.block_events is None or self.block_events >= 1,
             f"block_events: {self.block_events} is not at least 1",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping(_Section):
+class EarlyStopping(Section):
     """Stop once `metric` has not improved by more than `min_delta` for `patience` epochs."""
 
     metric: str = "val_loss"
@@ -108,12 +110,12 @@ class EarlyStopping(_Section):
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
-        _require(self.min_delta >= 0, f"min_delta: {self.min_delta} is not at least 0")
+        require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
+        require(self.min_delta >= 0, f"min_delta: {self.min_delta} is not at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(_Section):
+class Target(Section):
     """Stop once `metric` is as good as `value`."""
 
     metric: str
@@ -121,7 +123,7 @@ class Target(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(_Section):
+class Training(Section):
     """How one task trains."""
 
     strategy: Literal["local", "allreduce"] = "local"
@@ -131,30 +133,30 @@ class Training(_Section):
     loss: str = "cross_entropy"
     metrics: list[str] = field(default_factory=list)
     optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
-    scheduler: dict[str, Plain] | None = None  # { name = "cosine_annealing_lr", T_max = 30 }; per epoch
+    scheduler: dict[str, Plain] | None = None  # per epoch: { name = "exponential_lr", gamma = 0.9 }
     clip_norm: float | None = None  # largest L2 norm of the whole gradient
     early_stopping: EarlyStopping | None = None
     target: Target | None = None
     max_minutes: float | None = None  # of training; ends after the epoch that passes it
-    select: Literal["best", "last"] = "best"  # the epoch whose weights and figure of merit are kept
-    lanes: int | None = None  # read as this many ranks would (a multiple of the ranks); None = ranks
+    select: Literal["best", "last"] = "best"  # the epoch whose weights and fom are kept
+    lanes: int | None = None  # read in the order of this many ranks; None = as many as there are
 
     def __post_init__(self) -> None:
-        _require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
-        _require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
-        _require("name" in self.optimizer, "optimizer: needs a name, as in { name = 'adam' }")
-        _require(
+        require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
+        require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
+        require("name" in self.optimizer, "optimizer: needs a name, as in { name = 'adam' }")
+        require(
             self.scheduler is None or "name" in self.scheduler,
             "scheduler: needs a name, as in { name = 'exponential_lr', gamma = 0.9 }",
         )
-        _require(
+        require(
             self.clip_norm is None or self.clip_norm > 0,
             f"clip_norm: {self.clip_norm} is not above 0",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout(_Section):
+class Layout(Section):
     """The ranks of one task: num_workers x ranks_per_worker."""
 
     num_workers: int = 1  # N_W
@@ -166,9 +168,9 @@ class Layout(_Section):
     def __post_init__(self) -> None:
         for name in ("num_workers", "ranks_per_worker", "cores_per_rank"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name}: {value} is not at least 1")
-        _require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
-        _require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
+            require(value >= 1, f"{name}: {value} is not at least 1")
+        require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
+        require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
 
     @property
     def num_ranks(self) -> int:
@@ -184,7 +186,7 @@ class Layout(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective(_Section):
+class Objective(Section):
     """The figure of merit that a task returns to the search."""
 
     metric: str = "val_loss"
@@ -231,6 +233,7 @@ class TrainTask:
             del content[name]
         for name in ("files", "memory_gb"):
             del content["data"][name]
+        content["model"]["source"] = self.model.source.rpartition("/")[2]
         del content["layout"]["walltime_min"]
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:32]
 
@@ -272,7 +275,7 @@ class TrainResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a task ended without a result. Written as `failure.json` by the first rank that failed."""
+    """Why a task has no result. Written as `failure.json` by the rank that failed first."""
 
     reason: Literal[
         "diverged", "exception", "out_of_memory", "time_limit", "killed", "lost", "launch", "exit"
@@ -386,7 +389,7 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def from_dict(cls: Any, content: Any) -> Any:
+def from_dict(cls: type[T], content: Any) -> T:
     """Rebuild a dataclass from its `asdict`, nested dataclasses too.
 
     Raises:
@@ -397,7 +400,8 @@ def from_dict(cls: Any, content: Any) -> Any:
 
 
 def _from_plain(hint: Any, value: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):  # "Section | None" is the only union of sections
+    if get_origin(hint) in (Union, types.UnionType):  # of sections only "Section | None" is used
         sections = [arg for arg in get_args(hint) if dataclasses.is_dataclass(arg)]
         hint = sections[0] if sections and isinstance(value, dict) else None
-    return from_dict(hint, value) if dataclasses.is_dataclass(hint) else value
+    is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    return from_dict(hint, value) if is_section else value

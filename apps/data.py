@@ -1,0 +1,342 @@
+"""From HDF5 files to batches: the folds, the order of an epoch, and each rank's part of it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from apps.contract import Data, N3LOError, TrainTask
+from apps.hdf5 import Index, Reader, index_files
+
+T = TypeVar("T")
+
+MOST_CLASSES = 100  # integer targets with more distinct values are taken for numbers
+MIXED_EVENTS = 1024  # about so many are shuffled together, and read at once
+BATCHES_AHEAD = 16
+VALIDATION_FACTOR = 4  # validation batches are larger: they keep no gradient
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a step.
+
+    Inputs and targets are a tensor, or a list or table of tensors, as the study names its fields.
+    """
+
+    inputs: Any  # (B, ...)
+    targets: Any  # (B, ...)
+    num_events: int  # B, of this rank
+    num_global: int  # of all ranks
+
+
+# -- folds -----------------------------------------------------------------------------------------
+
+
+def prepare(data: Data, split_seed: int) -> tuple[Index, np.ndarray]:
+    """Index the files and split their events: what rank 0 does for all.
+
+    Returns:
+        The index, and the fold of each event, (events,): fold k validates on the events whose
+        number is k and trains on the others. Where there is one fold, 1 stands for training.
+    """
+    index = index_files(data)
+    rng = np.random.default_rng(split_seed)
+    return index, _split_files(data, index, rng) if data.fold_by == "files" else _split_events(
+        data, index, rng
+    )
+
+
+def class_of_event(index: Index) -> np.ndarray | None:
+    """The class of each event, (events,), if the targets are classes: integers, or one-hot."""
+    field = index.targets.members[0]
+    numbered = field.dtype == np.int64
+    one_hot = len(field.shape) == 1 and 2 <= field.shape[0] <= MOST_CLASSES
+    if index.targets.kind != "one" or not (numbered or one_hot):
+        return None
+    (values,) = Reader(index, [field]).gather(np.arange(index.num_events))
+    if numbered:
+        classes, of_event = np.unique(values, return_inverse=True)
+        return of_event if len(classes) <= MOST_CLASSES else None
+    is_one_hot = np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all()
+    return values.argmax(axis=1) if is_one_hot else None
+
+
+def _split_events(data: Data, index: Index, rng: np.random.Generator) -> np.ndarray:
+    """Deal the events to the folds: at random, or in equal shares of each class.
+
+    Sorted by class and at random within one, every K-th event goes to the same fold.
+    """
+    if data.folds > index.num_events:
+        raise N3LOError(f"data.folds: {data.folds} folds are more than {index.num_events} events")
+    classes = None if data.stratify is False else class_of_event(index)
+    if data.stratify and classes is None:
+        raise N3LOError("data.stratify: the targets are not classes (integers, or one-hot)")
+    if classes is None:
+        classes = np.zeros(index.num_events)
+    order = np.lexsort((rng.permutation(index.num_events), classes))
+    position = np.arange(index.num_events)
+    fold = np.empty(index.num_events, np.int32)
+    if data.folds > 1:
+        fold[order] = position % data.folds
+        return fold
+    # Event i validates where the rounded running sum of the fraction steps up.
+    sums = np.floor(np.arange(index.num_events + 1) * data.validation_fraction + 0.5)
+    fold[order] = 1 - np.diff(sums)
+    if (fold == 1).all():
+        raise N3LOError(
+            f"data.validation_fraction: {data.validation_fraction} of {index.num_events} events "
+            "leaves none to validate on"
+        )
+    return fold
+
+
+def _split_files(data: Data, index: Index, rng: np.random.Generator) -> np.ndarray:
+    """Deal whole files, the largest first, each to the fold with the fewest events."""
+    num_files = len(index.files)
+    num_folds = data.folds if data.folds > 1 else min(num_files, round(1 / data.validation_fraction))
+    if data.stratify:
+        raise N3LOError("data.stratify: whole files cannot be split by class; set it to false")
+    if not 2 <= num_folds <= num_files:
+        raise N3LOError(f"data.folds: {max(2, num_folds)} folds are more than {num_files} files")
+    events = np.array(index.file_events)
+    fold_of_file = np.empty(num_files, np.int32)
+    load = np.zeros(num_folds, np.int64)
+    for file in np.lexsort((rng.permutation(num_files), -events)):
+        fold_of_file[file] = load.argmin()
+        load[fold_of_file[file]] += events[file]
+    fold = np.repeat(fold_of_file, events)
+    return fold if data.folds > 1 else np.minimum(fold, 1)
+
+
+# -- the order of an epoch -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which events each lane trains on in one epoch, in which order, and where batches end."""
+
+    lanes: list[list[np.ndarray]]  # [lane][group]: event numbers; a group is read at once
+    ends: np.ndarray  # (lanes, steps): events of the lane up to the end of that step
+
+    @property
+    def num_steps(self) -> int:
+        return self.ends.shape[1]
+
+    @property
+    def batch_sizes(self) -> np.ndarray:
+        """(lanes, steps)"""
+        return np.diff(self.ends, axis=1, prepend=0)
+
+
+def plan_epoch(
+    blocks: np.ndarray,
+    is_training: np.ndarray,
+    num_lanes: int,
+    batch_size: int,
+    rng: np.random.Generator | None,
+) -> Plan:
+    """The order of one epoch, the same on every rank that asks with the same arguments.
+
+    A lane is what one rank reads; several lanes in one rank reproduce as many ranks. All lanes
+    must do the same number of steps, or ranks would wait for each other for ever; no event may be
+    lost or used twice to get there; and each rank must know the size of the global batch without
+    asking, for the exact mean of the gradient. So the training events are laid in one line, block
+    by block, cut into lanes that differ by at most one event, and every lane is cut into the same
+    number of batches, which again differ by at most one. That is why batches are slightly smaller
+    than `batch_size`, rather than all full but the last.
+
+    Reading stays sequential within a block, so blocks are shuffled, and then the events of about
+    `MIXED_EVENTS` in consecutive blocks.
+
+    Args:
+        blocks: first event of each block and the end of the last, (blocks + 1,).
+        is_training: whether an event is to be trained on, (events,).
+        batch_size: the most events of a lane in a step (one more, where it is 1 and lanes differ).
+        rng: where the shuffling comes from; None leaves the events in the order of the files.
+    """
+    runs = [first + np.flatnonzero(is_training[first:end]) for first, end in pairwise(blocks)]
+    if rng is not None:
+        runs = [runs[block] for block in rng.permutation(len(runs))]
+    line = np.concatenate(runs)
+    if len(line) < num_lanes:
+        raise N3LOError(f"data: {len(line)} training events are too few for {num_lanes} ranks")
+    mixed_blocks = max(2, MIXED_EVENTS // max(1, int(np.diff(blocks).max())))
+    group = np.repeat(np.arange(len(runs)) // mixed_blocks, [len(run) for run in runs])
+    cuts = np.arange(num_lanes + 1) * len(line) // num_lanes
+    lanes = [
+        _groups(line[first:end], group[first:end], rng) for first, end in pairwise(cuts)
+    ]
+    sizes = np.diff(cuts)
+    num_steps = min(-(-sizes.max() // batch_size), sizes.min())
+    ends = np.arange(1, num_steps + 1) * sizes[:, None] // num_steps
+    return Plan(lanes=lanes, ends=ends)
+
+
+def _groups(
+    events: np.ndarray, group: np.ndarray, rng: np.random.Generator | None
+) -> list[np.ndarray]:
+    groups = np.split(events, np.flatnonzero(np.diff(group)) + 1)
+    return groups if rng is None else [rng.permutation(members) for members in groups]
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """Gives events by their numbers, one array a field."""
+
+    def gather(self, events: np.ndarray) -> list[np.ndarray]: ...
+
+
+class InMemory:
+    """All events, read once."""
+
+    def __init__(self, index: Index) -> None:
+        self._arrays = Reader(index, index.fields).gather(np.arange(index.num_events))
+
+    def gather(self, events: np.ndarray) -> list[np.ndarray]:
+        return [array[events] for array in self._arrays]
+
+
+class FoldBatches:
+    """The batches of one rank for one fold: the same ones from memory and from the files.
+
+    Args:
+        fold_of_event: from `prepare`.
+        ranks: this rank, all ranks, and the ranks on this node.
+    """
+
+    def __init__(
+        self,
+        task: TrainTask,
+        index: Index,
+        fold_of_event: np.ndarray,
+        ranks: tuple[int, int, int],
+        device: torch.device,
+    ) -> None:
+        self._rank, self._num_ranks, node_ranks = ranks
+        self._task = task
+        self._index = index
+        self._device = device
+        self._is_training = fold_of_event != task.fold
+        self._num_lanes = num_lanes(task, self._num_ranks)
+        self._in_memory = _fits(task.data, index, node_ranks)
+        self._source: Source = (
+            InMemory(index) if self._in_memory else Reader(index, index.fields)
+        )
+        self.num_train = int(self._is_training.sum())
+        self.num_val = index.num_events - self.num_train
+
+    def training(self, epoch: int) -> Iterator[Batch]:
+        """Every training event once, over all ranks; `epoch` counts from 1."""
+        plan = self.plan(epoch)
+        served = self._num_lanes // self._num_ranks
+        mine = range(self._rank * served, (self._rank + 1) * served)
+        streams = [_cut(self._source, plan.lanes[lane], plan.batch_sizes[lane]) for lane in mine]
+        steps = (_joined(parts) for parts in zip(*streams, strict=True))
+        global_sizes = plan.batch_sizes.sum(axis=0)
+        for arrays, num_global in zip(self._ahead(steps), global_sizes, strict=True):
+            yield self._batch(arrays, int(num_global))
+
+    def validation(self) -> Iterator[Batch]:
+        """Every validation event once, over all ranks; a contiguous share in each."""
+        events = np.flatnonzero(~self._is_training)
+        first, end = np.arange(self._rank, self._rank + 2) * len(events) // self._num_ranks
+        size = VALIDATION_FACTOR * self._task.training.batch_size
+        shares = (events[at : min(at + size, end)] for at in range(first, end, size))
+        for arrays in self._ahead(self._source.gather(share) for share in shares):
+            yield self._batch(arrays, len(arrays[0]))
+
+    def plan(self, epoch: int) -> Plan:
+        task = self._task
+        return plan_epoch(
+            self._index.block_starts,
+            self._is_training,
+            self._num_lanes,
+            task.training.batch_size,
+            np.random.default_rng((task.seed, epoch)) if task.data.shuffle else None,
+        )
+
+    def _ahead(self, items: Iterator[T]) -> Iterator[T]:
+        return items if self._in_memory else read_ahead(items, BATCHES_AHEAD)
+
+    def _batch(self, arrays: list[np.ndarray], num_global: int) -> Batch:
+        tensors = [
+            torch.from_numpy(array).to(self._device).to(_TORCH[field.dtype.name])
+            for array, field in zip(arrays, self._index.fields, strict=True)
+        ]
+        num_inputs = len(self._index.inputs.members)
+        return Batch(
+            inputs=self._index.inputs.pack(tensors[:num_inputs]),
+            targets=self._index.targets.pack(tensors[num_inputs:]),
+            num_events=len(arrays[0]),
+            num_global=num_global,
+        )
+
+
+_TORCH = {"float32": torch.float32, "int64": torch.int64}
+
+
+def num_lanes(task: TrainTask, num_ranks: int) -> int:
+    """How many ranks' order the data is read in."""
+    lanes = task.training.lanes or num_ranks
+    if lanes % num_ranks:
+        raise N3LOError(f"training.lanes: {lanes} is not a multiple of the {num_ranks} ranks")
+    return lanes
+
+
+def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """The same items, made by a thread that is up to `depth` of them ahead.
+
+    What the thread raises is raised here; it ends with the iterator.
+    """
+    end = object()
+    reader = ThreadPoolExecutor(max_workers=1)
+    try:
+        pending = deque(reader.submit(next, items, end) for _ in range(depth))
+        while (item := pending.popleft().result()) is not end:
+            pending.append(reader.submit(next, items, end))
+            yield item
+    finally:
+        reader.shutdown(cancel_futures=True)
+
+
+def _cut(source: Source, groups: list[np.ndarray], sizes: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """The events of a lane, so many at a time, from groups that are read whole."""
+    unread = iter(groups)
+    held = source.gather(next(unread))
+    for size in sizes:
+        while len(held[0]) < size:
+            held = _joined((held, source.gather(next(unread))))
+        yield [array[:size] for array in held]
+        held = [array[size:] for array in held]
+
+
+def _joined(parts: tuple[list[np.ndarray], ...]) -> list[np.ndarray]:
+    """Field by field, one part after the other."""
+    return parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts)]
+
+
+def _fits(data: Data, index: Index, node_ranks: int) -> bool:
+    needed = index.num_events * sum(field.event_bytes for field in index.fields)
+    if data.memory_gb is not None:
+        return needed <= data.memory_gb * 1e9
+    return needed <= _free_memory_bytes() / 4 / node_ranks
+
+
+def _free_memory_bytes() -> int:
+    """What can be had without swapping; where the system does not tell, all there is."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

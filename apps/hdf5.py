@@ -1,0 +1,295 @@
+"""What a study's HDF5 files hold: its fields, how many events there are, and how to read them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+
+from apps.contract import Data, N3LOError
+
+SMALLEST_BLOCK = 64  # events; below, the cost of a read call outweighs the read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One array with a row per event."""
+
+    text: str  # as the study names it: "jets[:, -6:-1]"
+    name: str  # of the model's keyword argument, where there is one
+    dataset: str  # "jets"
+    index: tuple[int | slice, ...]  # of the axes after that of the events
+    shape: tuple[int, ...] = ()  # of one event, after the index
+    stored: np.dtype[Any] = np.dtype(np.float32)  # in memory
+    dtype: np.dtype[Any] = np.dtype(np.float32)  # as the model and the loss get it
+
+    @property
+    def event_bytes(self) -> int:
+        return int(np.prod(self.shape)) * self.stored.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """The inputs or the targets: one array, a list of them, or a table by name."""
+
+    kind: Literal["one", "list", "table"]
+    members: tuple[Field, ...]
+
+    def pack(self, values: Sequence[Any]) -> Any:
+        """One value a member -> what the model or the loss is called with."""
+        if self.kind == "table":
+            return {field.name: value for field, value in zip(self.members, values, strict=True)}
+        return values[0] if self.kind == "one" else list(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """All that the ranks must know of the files; made once, by rank 0.
+
+    Events are numbered through all files, in the order of the study. A block is a run of
+    consecutive events of one file that is read at once.
+    """
+
+    files: tuple[str, ...]
+    file_events: tuple[int, ...]
+    inputs: Fields
+    targets: Fields
+    block_events: int
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.inputs.members + self.targets.members
+
+    @property
+    def num_events(self) -> int:
+        return sum(self.file_events)
+
+    @cached_property
+    def file_starts(self) -> np.ndarray:
+        """First event of each file, and the end of the last: (files + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.file_events)])
+
+    @cached_property
+    def block_starts(self) -> np.ndarray:
+        """First event of each block, and the end of the last: (blocks + 1,)."""
+        runs = [
+            np.arange(start, start + events, self.block_events)
+            for start, events in zip(self.file_starts, self.file_events, strict=False)
+        ]
+        return np.concatenate([*runs, [self.num_events]])
+
+
+class Reader:
+    """Reads fields of events by their numbers.
+
+    Opens each file when first asked for, and keeps it open: a chunk cache lives as long as its
+    open dataset; opening per read is a hundred times slower.
+    """
+
+    def __init__(self, index: Index, fields: Sequence[Field]) -> None:
+        self._index = index
+        self._fields = fields
+        self._files: dict[str, h5py.File] = {}
+        self._datasets: dict[tuple[str, str], h5py.Dataset] = {}
+
+    def gather(self, events: np.ndarray) -> list[np.ndarray]:
+        """The given events in the given order, one array a field; one read call a block."""
+        order = np.argsort(events)
+        wanted = events[order]
+        block = np.searchsorted(self._index.block_starts, wanted, side="right")
+        runs = np.split(wanted, np.flatnonzero(np.diff(block)) + 1)
+        back = np.argsort(order)
+        return [
+            np.concatenate([self._read(field, run) for run in runs])[back]
+            for field in self._fields
+        ]
+
+    def _read(self, field: Field, run: np.ndarray) -> np.ndarray:
+        """Sorted events of one block."""
+        if len(run) == 0:
+            return np.empty((0, *field.shape), field.stored)
+        file = int(np.searchsorted(self._index.file_starts, run[0], side="right")) - 1
+        path = self._index.files[file]
+        first, last = run[[0, -1]] - self._index.file_starts[file]
+        try:
+            values = self._dataset(path, field.dataset)[(slice(first, last + 1), *field.index)]
+        except OSError as error:
+            raise N3LOError(f"{path}: '{field.text}' cannot be read: {error}") from error
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is reported
+            return values[run - run[0]].astype(field.stored, copy=False)
+
+    def _dataset(self, path: str, name: str) -> h5py.Dataset:
+        if (path, name) not in self._datasets:
+            if path not in self._files:
+                self._files[path] = open_file(path)
+            self._datasets[path, name] = self._files[path][name]
+        return self._datasets[path, name]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._datasets.clear()
+
+
+def index_files(data: Data) -> Index:
+    """Look into every file of the study.
+
+    Raises:
+        N3LOError: a file or field is missing or unreadable, or they do not fit each other.
+    """
+    with open_file(data.files[0]) as file:
+        inputs = _fields(data.inputs, file, role="inputs")
+        targets = _fields(data.targets, file, role="targets")
+        chunks = file[inputs.members[0].dataset].chunks
+    index = Index(
+        files=tuple(data.files),
+        file_events=tuple(_num_events(path, inputs, targets) for path in data.files),
+        inputs=inputs,
+        targets=targets,
+        block_events=data.block_events or _block_events(chunks[0] if chunks else 1),
+    )
+    if index.num_events == 0:
+        raise N3LOError(f"data.files: there is no event in {', '.join(data.files)}")
+    return index
+
+
+def open_file(path: str) -> h5py.File:
+    """For reading, without the locks that Lustre, GPFS and NFS often refuse."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except FileNotFoundError as error:
+        raise N3LOError(f"data.files: '{path}' does not exist") from error
+    except PermissionError as error:
+        raise N3LOError(f"data.files: '{path}' may not be read by you") from error
+    except OSError as error:
+        raise N3LOError(f"data.files: '{path}' is not a readable HDF5 file (truncated?)") from error
+
+
+def parse_field(text: str, name: str = "") -> Field:
+    """ "group/dataset" or "dataset[:, 0, -6:-1]"; integers and slices only, all events."""
+    dataset, bracket, _ = text.partition("[")
+    index: tuple[int | slice, ...] = ()
+    if bracket:
+        try:
+            tree = ast.parse("_" + text[len(dataset) :], mode="eval").body
+            index = _parse_index(tree)
+        except (SyntaxError, ValueError) as error:
+            raise N3LOError(
+                f"data: '{text}' is not of the form dataset[:, ...] with integers and slices"
+            ) from error
+        if index[0] != slice(None):
+            raise N3LOError(f"data: '{text}': the first axis counts the events and must be ':'")
+    return Field(text=text, name=name or dataset, dataset=dataset.strip(), index=index[1:])
+
+
+def _parse_index(tree: ast.expr) -> tuple[int | slice, ...]:
+    if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
+        raise ValueError
+    axes = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+    return tuple(_parse_axis(axis) for axis in axes)
+
+
+def _parse_axis(axis: ast.expr) -> int | slice:
+    if not isinstance(axis, ast.Slice):
+        return _parse_integer(axis)
+    bounds = [part and _parse_integer(part) for part in (axis.lower, axis.upper, axis.step)]
+    if bounds[2] is not None and bounds[2] < 1:  # HDF5 reads forwards only
+        raise ValueError
+    return slice(*bounds)
+
+
+def _parse_integer(part: ast.expr) -> int:
+    value = ast.literal_eval(part)
+    if type(value) is not int:
+        raise ValueError
+    return value
+
+
+def _fields(
+    named: str | Sequence[str] | Mapping[str, str], file: h5py.File, role: Literal["inputs", "targets"]
+) -> Fields:
+    kind: Literal["one", "list", "table"]
+    if isinstance(named, str):
+        field = parse_field(named)
+        group = _find(file, field)
+        if isinstance(group, h5py.Group):
+            kind = "table"
+            names = sorted(key for key in group if isinstance(group[key], h5py.Dataset))
+            parsed = [parse_field(f"{field.dataset}/{key}", key) for key in names]
+        else:
+            kind, parsed = "one", [field]
+    elif isinstance(named, Mapping):
+        kind, parsed = "table", [parse_field(text, name) for name, text in named.items()]
+    else:
+        kind, parsed = "list", [parse_field(text) for text in named]
+    if not parsed:
+        raise N3LOError(f"{file.filename}: data.{role} = {named!r} names no dataset")
+    return Fields(kind=kind, members=tuple(_looked_up(file, field, role) for field in parsed))
+
+
+def _looked_up(file: h5py.File, field: Field, role: str) -> Field:
+    """The field with its shape and types, as this file has them."""
+    dataset = _find(file, field)
+    where = f"{file.filename}: '{field.text}'"
+    if isinstance(dataset, h5py.Group):
+        raise N3LOError(f"{where} is a group; name its datasets, or the group alone")
+    if dataset.dtype.kind not in "fiub":
+        raise N3LOError(f"{where} holds {dataset.dtype}, not numbers")
+    if dataset.ndim == 0:
+        raise N3LOError(f"{where} is a single number, not one row an event")
+    try:  # no memory is taken by the broadcast zero
+        shape = np.broadcast_to(0, dataset.shape[1:])[field.index].shape
+    except IndexError as error:
+        raise N3LOError(f"{where} does not fit the shape {dataset.shape}: {error}") from error
+    dtype = _dtype(dataset.dtype, shape, role)
+    stored = dataset.dtype if dataset.dtype == np.uint8 else dtype  # images stay small
+    return replace(field, shape=shape, stored=stored, dtype=dtype)
+
+
+def _dtype(raw: np.dtype[Any], shape: tuple[int, ...], role: str) -> np.dtype[Any]:
+    """Numbers are float32; class numbers and indices (for an embedding) are int64."""
+    counts = raw.kind in "iu" and (shape == () if role == "targets" else raw != np.uint8)
+    return np.dtype(np.int64 if counts else np.float32)
+
+
+def _find(file: h5py.File, field: Field) -> h5py.Dataset | h5py.Group:
+    if field.dataset and field.dataset in file:
+        return file[field.dataset]
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name))
+    near = difflib.get_close_matches(field.dataset, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise N3LOError(
+        f"{file.filename}: there is no '{field.dataset}', only {', '.join(sorted(names))}{hint}"
+    )
+
+
+def _num_events(path: str, inputs: Fields, targets: Fields) -> int:
+    """The events of one file, after checking that it is like the first."""
+    lengths: dict[str, int] = {}
+    with open_file(path) as file:
+        for role, fields in (("inputs", inputs), ("targets", targets)):
+            for field in fields.members:
+                here = _looked_up(file, field, role)
+                if (here.shape, here.dtype) != (field.shape, field.dtype):
+                    raise N3LOError(
+                        f"{path}: '{field.text}' is {here.shape} {here.dtype} an event, "
+                        f"but {field.shape} {field.dtype} in the first file"
+                    )
+                lengths[field.text] = len(file[field.dataset])
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"'{text}' has {length}" for text, length in lengths.items())
+        raise N3LOError(f"{path}: fields differ in their number of events: {counts}")
+    return next(iter(lengths.values()))
+
+
+def _block_events(chunk: int) -> int:
+    """The smallest multiple of the chunk that is worth a read call."""
+    return chunk * max(1, -(-SMALLEST_BLOCK // chunk))

@@ -1,0 +1,42 @@
+"""Launch lines: numbers in, a list of strings out. Pure functions, standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What one task takes of a machine."""
+
+    num_ranks: int
+    cores_per_rank: int = 1
+    gpus_per_rank: int = 0
+
+    @property
+    def num_cores(self) -> int:
+        return self.num_ranks * self.cores_per_rank
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_ranks * self.gpus_per_rank
+
+
+def mpirun(shape: Shape, host: str = "localhost") -> list[str]:
+    """Open MPI's mpirun (4 or 5) on one host.
+
+    The host and its slots are given, or mpirun would look for an allocation around it and spread
+    over that. The ranks stay inside the cores of their slot and are not bound further; waiting
+    ranks yield, or Horovod's background thread and MPI's waits take cores from the training (35 %
+    slower). Ranks of one host need shared memory only: without looking for networks, MPI starts
+    in 0.06 s, not 1.1 s.
+    """
+    return [
+        "mpirun",
+        "--host", f"{host}:{shape.num_ranks}",
+        "-n", str(shape.num_ranks),
+        "--bind-to", "none",
+        "--mca", "mpi_yield_when_idle", "1",
+        "--mca", "pml", "ob1",
+        "--mca", "btl", "self,sm",
+    ]  # fmt: skip

@@ -1,0 +1,133 @@
+"""This host: a laptop, a workstation, a server. Slots share its cores and GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sites.base import Site, SiteError, threads
+from sites.launchers import Shape, mpirun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Site):
+    """`cores` and `gpus` are what the study may use; without them, all that are here."""
+
+    name = "local"
+    summary = "this host, with mpirun"
+
+    cores: int | None = None
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cores is not None and self.cores < 1:
+            raise SiteError(f"--set cores={self.cores}: it must be at least 1")
+        if self.gpus is not None and self.gpus < 0:
+            raise SiteError(f"--set gpus={self.gpus}: it must be at least 0")
+
+    def check(self) -> None:
+        if shutil.which("mpirun") is None:
+            raise SiteError(
+                "MPI is missing: there is no 'mpirun' on PATH; 'make setup' installs one here, "
+                "on a cluster 'module load' one"
+            )
+
+    def num_slots(self, shape: Shape) -> int:
+        cores, gpus = self._num_cores(), self._num_gpus()
+        if shape.num_cores > cores:
+            raise SiteError(
+                f"a task needs {shape.num_cores} cores ({shape.num_ranks} ranks x "
+                f"{shape.cores_per_rank} cores_per_rank) and this host has {cores}: ask for fewer "
+                f"ranks under [layout], or add --set cores={shape.num_cores} to share cores"
+            )
+        if shape.num_gpus > gpus:
+            raise SiteError(
+                f"a task needs {shape.num_gpus} GPUs ({shape.num_ranks} ranks x "
+                f"{shape.gpus_per_rank} gpus_per_rank) and this host has {gpus}: ask for fewer "
+                f"ranks under [layout]"
+            )
+        by_gpus = gpus // shape.num_gpus if shape.num_gpus else cores
+        return min(cores // shape.num_cores, by_gpus)
+
+    def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
+        from parsl.config import Config
+        from parsl.executors import HighThroughputExecutor
+        from parsl.launchers import SimpleLauncher
+        from parsl.providers import LocalProvider
+
+        # Parsl finds its own programs by PATH, which lacks them where the virtual environment is
+        # not activated.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        slots = self.num_slots(shape)
+        return Config(
+            executors=[
+                HighThroughputExecutor(
+                    label=self.name,
+                    address="127.0.0.1",
+                    loopback_address="127.0.0.1",
+                    encrypted=True,
+                    max_workers_per_node=slots,
+                    cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
+                    cpu_affinity=self._core_lists(shape, slots),
+                    available_accelerators=self._gpu_lists(shape, slots),
+                    heartbeat_period=2,  # how soon a killed worker is noticed, in seconds
+                    heartbeat_threshold=30,
+                    provider=LocalProvider(
+                        init_blocks=1, min_blocks=1, max_blocks=1, launcher=SimpleLauncher()
+                    ),
+                )
+            ],
+            memoizer=memoizer,
+            run_dir=str(run_dir),
+            retries=0,  # workflow/campaign.py retries, so that each attempt is a row of the ledger
+            usage_tracking=0,
+            initialize_logging=True,
+        )
+
+    def command(self, shape: Shape) -> list[str]:
+        return mpirun(shape)
+
+    def environment(self, shape: Shape) -> dict[str, str]:
+        # Open MPI refuses to start as root (a container's usual user) without being told twice.
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return {**threads(shape.cores_per_rank), **root}
+
+    def _num_cores(self) -> int:
+        return self.cores if self.cores is not None else len(os.sched_getaffinity(0))
+
+    def _num_gpus(self) -> int:
+        return self.gpus if self.gpus is not None else len(_visible_gpus())
+
+    def _core_lists(self, shape: Shape, slots: int) -> str:
+        """Parsl's cpu_affinity: "list:0,1:2,3" gives the first slot cores 0 and 1."""
+        cores = sorted(os.sched_getaffinity(0))
+        if slots * shape.num_cores > len(cores):  # the user chose to share cores
+            return "none"
+        each = shape.num_cores
+        lists = [cores[slot * each : (slot + 1) * each] for slot in range(slots)]
+        return "list:" + ":".join(",".join(map(str, slot)) for slot in lists)
+
+    def _gpu_lists(self, shape: Shape, slots: int) -> list[str]:
+        """Parsl's available_accelerators: ["0,1", "2,3"] gives the first slot GPUs 0 and 1."""
+        if shape.num_gpus == 0:
+            return []
+        gpus = _visible_gpus() or [str(gpu) for gpu in range(self._num_gpus())]
+        each = shape.num_gpus
+        return [",".join(gpus[slot * each : (slot + 1) * each]) for slot in range(slots)]
+
+
+def _visible_gpus() -> list[str]:
+    """Names of the GPUs here: of CUDA_VISIBLE_DEVICES where that is set, else all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [gpu for gpu in visible.split(",") if gpu]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    found = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(gpu) for gpu in range(len(found))]

@@ -1,0 +1,235 @@
+"""The command line. What the user can mend becomes one line and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.metadata
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from apps.contract import VERSION, N3LOError, Plain
+from sites import SITES, get
+from sites.base import Site, SiteError
+
+DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
+SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
+        words.insert(0, "run")
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        options = _parser().parse_args(words)
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except (N3LOError, SiteError) as error:
+        return _say(str(error), USER_ERROR)
+    except KeyboardInterrupt:
+        return _say("interrupted; the same command goes on from here", INTERRUPTED)
+    except _Terminated:
+        return _say("terminated; the same command goes on from here", TERMINATED)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return _say(f"cannot write '{error.filename}': {error.strerror}", USER_ERROR)
+        return _internal_error()
+    except Exception:  # noqa: BLE001  a traceback is for us, not for the user
+        return _internal_error()
+
+
+class _Terminated(BaseException):
+    """SIGTERM: the batch system, or a person, ends the driver."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
+def _say(line: str, status: int) -> int:
+    print(f"n3lo: {line}", file=sys.stderr)
+    return status
+
+
+def _internal_error() -> int:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="n3lo-crash-", suffix=".txt", delete=False
+    ) as file:
+        traceback.print_exc(file=file)
+    last = traceback.format_exc().strip().splitlines()[-1]
+    return _say(f"a fault of ours: {last}; please report it with {file.name}", SOME_FAILED)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise N3LOError(f"{message}; see '{self.prog} --help'")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="run_workflow.py", description=__import__("workflow").__doc__)
+    parser.add_argument("--version", action="version", version=f"n3lo {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (function, summary, extend) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(command=function)
+        command.add_argument(
+            "study",
+            nargs="?",
+            type=Path,
+            default=DEFAULT_STUDY,
+            metavar="STUDY",
+            help="a study file (default: studies/jets.toml)",
+        )
+        command.add_argument(
+            "--runs",
+            type=Path,
+            default=Path("runs"),
+            metavar="FOLDER",
+            help="of the run folders and the cache (default: runs)",
+        )
+        for argument in extend:
+            argument(command)
+    return parser
+
+
+def _site_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--site", default="local", help=f"one of: {', '.join(SITES)}")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the site, such as cores=4",
+    )
+
+
+def _budget_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trials", type=int, metavar="N", help="instead of search.num_trials")
+    command.add_argument("--parallel", type=int, metavar="N", help="instead of search.num_parallel")
+
+
+def _trial_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trial",
+        action="append",
+        required=True,
+        metavar="T",
+        help="a trial to run again, such as 3 or t003; may be repeated",
+    )
+
+
+def _export_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--to", type=Path, required=True, metavar="FILE", help="a .csv or .parquet file"
+    )
+    command.add_argument("--table", choices=["tasks", "trials"], default="tasks")
+
+
+def _run(options: argparse.Namespace) -> int:
+    _require_installed()
+    from workflow import session
+
+    return session.run(_study(options), _site(options), options.runs)
+
+
+def _rerun(options: argparse.Namespace) -> int:
+    _require_installed()
+    from workflow import session
+
+    trials = [_trial_number(text) for text in options.trial]
+    return session.run(_study(options), _site(options), options.runs, rerun=trials)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from workflow import session
+
+    session.print_plan(_study(options), _site(options), options.runs)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from workflow import console, report, session
+
+    report.print_status(*session.open_ledger(_study(options), options.runs), console.terminal())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from workflow import console, report, session
+
+    report.print_report(*session.open_ledger(_study(options), options.runs), console.terminal())
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from workflow import report, session
+
+    ledger, _ = session.open_ledger(_study(options), options.runs)
+    report.export(ledger, options.table, options.to)
+    print(options.to)
+    return 0
+
+
+_RUN = [_site_options, _budget_options]
+COMMANDS = {
+    "run": (_run, "run a study, or go on with it (the default)", _RUN),
+    "plan": (_plan, "show trials, tasks and launch lines; run nothing", _RUN),
+    "status": (_status, "how far a study is", []),
+    "report": (_report, "best trials, failures, cost", []),
+    "export": (_export, "write the ledger as a table", [_export_options]),
+    "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
+}
+
+
+def _study(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # StudyFile, imported late
+    from workflow.study import load
+
+    wanted = {"search.num_trials": "trials", "search.num_parallel": "parallel"}
+    overrides: dict[str, Plain] = {
+        key: getattr(options, option)
+        for key, option in wanted.items()
+        if getattr(options, option, None) is not None
+    }
+    return load(options.study, overrides)
+
+
+def _site(options: argparse.Namespace) -> Site:
+    settings = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise N3LOError(f"--set {shlex.quote(text)}: write it as KEY=VALUE")
+        settings[key] = value
+    return get(options.site, settings)
+
+
+def _trial_number(text: str) -> int:
+    try:
+        return int(text.removeprefix("t"))
+    except ValueError:
+        raise N3LOError(f"--trial {text}: write the trial as 3 or t003") from None
+
+
+def _require_installed() -> None:
+    """Workers and ranks import `apps` by its name, from whatever folder they start in."""
+    try:
+        importlib.metadata.distribution("n3lo")
+    except importlib.metadata.PackageNotFoundError:
+        raise N3LOError(
+            f"n3lo is not installed in {sys.prefix}: type 'make setup', or 'pip install -e .' in "
+            f"an environment of yours"
+        ) from None

@@ -1,0 +1,106 @@
+"""What a ledger says, in words and files: status, report, export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console as Terminal
+from rich.table import Table
+from rich.text import Text
+
+from apps.contract import N3LOError, Objective, TaskPaths
+from workflow.console import best_line, by_score, score_text, trials_table, value_text
+from workflow.ledger import Ledger
+from workflow.runfolder import is_running
+from workflow.study import Study
+
+BEST = 10
+
+
+def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
+    """One screen: how far the study is, and its trials."""
+    tasks = ledger.tasks()
+    counts = tasks["status"].value_counts()
+    said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    state = "running" if is_running(ledger.folder) else "not running"
+    out.print(f"{study.name}: {state}; {len(ledger.trials_by_number)} trials; tasks: {said}")
+    best = best_line(ledger, study.search.objective)
+    if best:
+        out.print(best)
+    out.print(trials_table(ledger.trials(), study.data.folds))
+
+
+def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
+    """The best trials, the failures with their reasons, and the cost."""
+    objective = study.search.objective
+    trials = by_score(ledger.trials(), objective.goal)
+    out.print(f"{study.name}: {objective.metric} ({objective.goal}) over {study.data.folds} folds")
+    out.print("\nBest trials", style="bold")
+    out.print(trials_table(trials.dropna(subset=["score"]).head(BEST), study.data.folds))
+    failures = ledger.tasks().query("status == 'failed'")
+    if not failures.empty:
+        out.print("\nFailures", style="bold")
+        out.print(_failures_table(failures, ledger))
+    out.print("\nCost", style="bold")
+    for line in _cost(ledger.tasks(), study):
+        out.print(line)
+
+
+def print_best(ledger: Ledger, study: Study, out: Terminal) -> None:
+    """The end of a run: the best trial and where its files are."""
+    objective: Objective = study.search.objective
+    scored = by_score(ledger.trials(), objective.goal).dropna(subset=["score"])
+    if scored.empty:
+        out.print("no trial has a score yet")
+        return
+    best = scored.iloc[0]
+    number = int(best["trial"])
+    score = score_text(best["score"], best["spread"])
+    out.print(f"best trial t{number:03d}: {objective.metric} {score} over its folds")
+    for path, value in ledger.trials_by_number[number].point.items():
+        out.print(f"  {path} = {value_text(value)}")
+    for _, state in sorted(ledger.trials_by_number[number].tasks.items()):
+        out.print(f"  {TaskPaths(ledger.folder / state.folder).weights}")
+
+
+def _failures_table(failures: pd.DataFrame, ledger: Ledger) -> Table:
+    table = Table("task", "attempts", "reason", "what happened", "log", box=None, pad_edge=False)
+    for row in failures.to_dict("records"):
+        log = ledger.folder / str(row["folder"]) / "stderr.txt"
+        task = f"t{row['trial']:03d}-f{row['fold']}"
+        cells = (task, str(row["attempt"]), str(row["reason"]), str(row["message"]), str(log))
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _cost(tasks: pd.DataFrame, study: Study) -> Iterator[str]:
+    done = tasks[tasks["status"] == "done"]
+    executed = done[~done["cached"].astype(bool)]
+    seconds = executed["seconds"] * executed["num_ranks"].astype(float)
+    hours = float(seconds.sum()) / 3600
+    cores, gpus = study.layout.cores_per_rank, study.layout.gpus_per_rank
+    yield f"{len(executed)} trainings, {len(done) - len(executed)} taken from the cache"
+    yield f"{hours * cores:.3g} core-hours" + (f", {hours * gpus:.3g} GPU-hours" if gpus else "")
+    if len(executed):
+        yield f"{executed['samples_per_second'].median():.0f} samples/s in the median training"
+
+
+def export(ledger: Ledger, table: str, path: Path) -> None:
+    """Write a table to a CSV or Parquet file, by the file's ending; whole or not at all.
+
+    Raises:
+        N3LOError: the ending is neither.
+    """
+    frame = ledger.tasks() if table == "tasks" else ledger.trials()
+    if path.suffix not in (".csv", ".parquet"):
+        raise N3LOError(f"export to '{path}': the file must end in .csv or .parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.suffix == ".csv":
+        frame.to_csv(beside, index=False)
+    else:
+        frame.to_parquet(beside)
+    os.replace(beside, path)

@@ -1,0 +1,127 @@
+"""The folder of a run: whose it is, who writes to it, and what an earlier driver left running."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from apps.contract import N3LOError, write_text
+from workflow.study import StudyFile
+
+# What may change between two starts of a study: its budget, and what no result depends on.
+BUDGET = (
+    "search.num_trials",
+    "search.num_parallel",
+    "layout.walltime_min",
+    "data.memory_gb",
+    "data.files",  # their contents are compared by fingerprint
+)
+# Set for all that a driver starts, so that the next one finds what a killed one left.
+MARK = "N3LO_RUN"
+
+
+@contextmanager
+def opened(folder: Path, file: StudyFile) -> Iterator[None]:
+    """Take possession of a run folder, new or of an earlier start of this study.
+
+    Raises:
+        N3LOError: another study's folder, or another driver is at work in it.
+    """
+    copy = folder / "study.toml"
+    if copy.exists():
+        _check_same_study(copy, file)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        sweep(folder)
+        os.environ[MARK] = _mark(folder)
+        if not copy.exists():
+            write_text(copy, file.text)
+        try:
+            yield
+        finally:
+            sweep(folder)
+
+
+def _check_same_study(copy: Path, file: StudyFile) -> None:
+    there = dict(_flat(tomllib.loads(copy.read_text(encoding="utf-8"))))
+    here = dict(_flat(file.content))
+    for key in [*here, *there]:
+        if key not in BUDGET and here.get(key) != there.get(key):
+            raise N3LOError(
+                f"{copy.parent} belongs to another study: {key} is {there.get(key, 'not set')!r} "
+                f"there and {here.get(key, 'not set')!r} in {file.path}; give this one another name"
+            )
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One driver a folder: two would write one ledger. The kernel frees it when a driver dies."""
+    with open(folder / "driver.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise N3LOError(
+                    f"another driver is at work in {folder} ({owner}); wait for it or stop it"
+                ) from None
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # some parallel file systems
+                raise
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a driver is at work in the folder."""
+    try:
+        with open(folder / "driver.lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+def sweep(folder: Path) -> int:
+    """Kill what a driver of this folder left running on this host; return how many there were.
+
+    Parsl's interchange and workers outlive a driver that is killed, and would go on training.
+    They are known by a variable that they inherited, because numbers of processes are used again.
+    """
+    left = [process for process in psutil.process_iter() if _is_marked(process, _mark(folder))]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=10)
+    return len(left)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        # The driver's own environment, as the kernel shows it, is that of its start: without mark.
+        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _mark(folder: Path) -> str:
+    return str(folder.resolve())

@@ -1,0 +1,25 @@
+"""Points at random: the baseline, and a fair choice where trials are many and cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from workflow.search.base import Observation, Search, draw
+from workflow.space import Point
+
+
+class RandomSearch(Search):
+    """Independent draws from the space."""
+
+    name = "random"
+
+    def _next(
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Point],
+        taken: Set[str],
+        rng: np.random.Generator,
+    ) -> Point | None:
+        return next(iter(draw(self.space, taken, rng)), None)

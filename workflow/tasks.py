@@ -1,0 +1,104 @@
+"""A task as a Parsl app: `apps.launch.run_training` on the site, behind the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import parsl
+from parsl.errors import ParslError
+from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
+
+from apps.contract import Failure, TaskPaths, TrainTask, from_dict
+from apps.launch import finished_result, run_training
+from sites.base import Site
+from sites.launchers import Shape
+from workflow.cache import ResultCache, TaskCache
+from workflow.plan import shape_of
+
+
+class EngineError(Exception):
+    """The task engine itself broke down: no task can run any more. One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How an attempt at a task ended: with a result, or with a failure."""
+
+    result: dict[str, Any] | None = None
+    failure: Failure | None = None
+    cached: bool = False
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Starts tasks on a site."""
+
+    app: Any
+    site: Site
+    run_folder: Path
+    results: ResultCache
+
+    def is_finished(self, task: TrainTask) -> bool:
+        """Whether `submit` will find the task's result and execute nothing."""
+        key = task.key()
+        own = finished_result(self._paths(task), key)
+        return own is not None or self.results.find(key) is not None
+
+    def submit(self, task: TrainTask, attempt: int) -> Future[Any]:
+        """Start a task, or take its result from the cache."""
+        shape = shape_of(task.layout)
+        future: Future[Any] = self.app(
+            task=dataclasses.asdict(task),
+            command=self.site.command(shape),
+            environment=self.site.environment(shape),
+            folder=str(self._paths(task).folder),
+            attempt=attempt,
+        )
+        return future
+
+    def outcome(self, task: TrainTask, future: Future[Any]) -> Outcome:
+        """What came of a future that is done.
+
+        Raises:
+            EngineError: Parsl gave up, for a reason that has nothing to do with the task.
+        """
+        own = self._paths(task).folder
+        error = future.exception()
+        if error is None:
+            result = dict(future.result())
+            folder = Path(result.pop("folder", own))
+            cached = bool(getattr(future, "task_record", {}).get("from_memo"))
+            return Outcome(result=result, cached=cached, folder=folder)
+        if isinstance(error, ParslError):
+            raise EngineError(" ".join(str(error).split()))
+        return Outcome(failure=_failure(error), folder=own)
+
+    def _paths(self, task: TrainTask) -> TaskPaths:
+        return TaskPaths(self.run_folder / task.id)
+
+
+@contextmanager
+def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> Iterator[Engine]:
+    """Parsl on a site, for tasks of up to `shape`; what still runs at the end is stopped."""
+    config = site.config(shape, run_folder / "parsl", TaskCache(results))
+    with parsl.load(config) as kernel:
+        app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
+        yield Engine(app, site, run_folder.resolve(), results)
+
+
+def _failure(error: BaseException) -> Failure:
+    """The reason in an exception that came back from a worker."""
+    if isinstance(error, WorkerLost | ManagerLost):
+        return Failure(reason="lost", message="the worker that ran it died")
+    try:
+        return from_dict(Failure, json.loads(str(error)))
+    except (ValueError, TypeError):
+        return Failure(reason="launch", message=f"{type(error).__name__}: {error}")
