@@ -102,7 +102,9 @@ def _split_events(data: Data, index: Index, rng: np.random.Generator) -> np.ndar
 def _split_files(data: Data, index: Index, rng: np.random.Generator) -> np.ndarray:
     """Deal whole files, the largest first, each to the fold with the fewest events."""
     num_files = len(index.files)
-    num_folds = data.folds if data.folds > 1 else min(num_files, round(1 / data.validation_fraction))
+    num_folds = (
+        data.folds if data.folds > 1 else min(num_files, round(1 / data.validation_fraction))
+    )
     if data.stratify:
         raise N3LOError("data.stratify: whole files cannot be split by class; set it to false")
     if not 2 <= num_folds <= num_files:
@@ -172,13 +174,22 @@ def plan_epoch(
     mixed_blocks = max(2, MIXED_EVENTS // max(1, int(np.diff(blocks).max())))
     group = np.repeat(np.arange(len(runs)) // mixed_blocks, [len(run) for run in runs])
     cuts = np.arange(num_lanes + 1) * len(line) // num_lanes
-    lanes = [
-        _groups(line[first:end], group[first:end], rng) for first, end in pairwise(cuts)
-    ]
+    lanes = [_groups(line[first:end], group[first:end], rng) for first, end in pairwise(cuts)]
     sizes = np.diff(cuts)
     num_steps = min(-(-sizes.max() // batch_size), sizes.min())
     ends = np.arange(1, num_steps + 1) * sizes[:, None] // num_steps
     return Plan(lanes=lanes, ends=ends)
+
+
+def plan_of(
+    task: TrainTask, index: Index, is_training: np.ndarray, num_ranks: int, epoch: int
+) -> Plan:
+    """The plan of a task's epoch, from 1."""
+    lanes = task.training.lanes or num_ranks
+    if lanes % num_ranks:
+        raise N3LOError(f"training.lanes: {lanes} is not a multiple of the {num_ranks} ranks")
+    rng = np.random.default_rng((task.seed, epoch)) if task.data.shuffle else None
+    return plan_epoch(index.block_starts, is_training, lanes, task.training.batch_size, rng)
 
 
 def _groups(
@@ -201,7 +212,16 @@ class InMemory:
     """All events, read once."""
 
     def __init__(self, index: Index) -> None:
-        self._arrays = Reader(index, index.fields).gather(np.arange(index.num_events))
+        reader = Reader(index, index.fields)
+        self._arrays = [
+            np.empty((index.num_events, *field.shape), field.stored) for field in index.fields
+        ]
+        for first, end in pairwise(index.block_starts):
+            for array, values in zip(
+                self._arrays, reader.gather(np.arange(first, end)), strict=True
+            ):
+                array[first:end] = values
+        reader.close()
 
     def gather(self, events: np.ndarray) -> list[np.ndarray]:
         return [array[events] for array in self._arrays]
@@ -228,24 +248,21 @@ class FoldBatches:
         self._index = index
         self._device = device
         self._is_training = fold_of_event != task.fold
-        self._num_lanes = num_lanes(task, self._num_ranks)
         self._in_memory = _fits(task.data, index, node_ranks)
-        self._source: Source = (
-            InMemory(index) if self._in_memory else Reader(index, index.fields)
-        )
+        self._source: Source = InMemory(index) if self._in_memory else Reader(index, index.fields)
         self.num_train = int(self._is_training.sum())
         self.num_val = index.num_events - self.num_train
 
     def training(self, epoch: int) -> Iterator[Batch]:
         """Every training event once, over all ranks; `epoch` counts from 1."""
-        plan = self.plan(epoch)
-        served = self._num_lanes // self._num_ranks
+        plan = plan_of(self._task, self._index, self._is_training, self._num_ranks, epoch)
+        served = len(plan.lanes) // self._num_ranks
         mine = range(self._rank * served, (self._rank + 1) * served)
         streams = [_cut(self._source, plan.lanes[lane], plan.batch_sizes[lane]) for lane in mine]
         steps = (_joined(parts) for parts in zip(*streams, strict=True))
         global_sizes = plan.batch_sizes.sum(axis=0)
         for arrays, num_global in zip(self._ahead(steps), global_sizes, strict=True):
-            yield self._batch(arrays, int(num_global))
+            yield make_batch(self._index, arrays, int(num_global), self._device)
 
     def validation(self) -> Iterator[Batch]:
         """Every validation event once, over all ranks; a contiguous share in each."""
@@ -254,44 +271,27 @@ class FoldBatches:
         size = VALIDATION_FACTOR * self._task.training.batch_size
         shares = (events[at : min(at + size, end)] for at in range(first, end, size))
         for arrays in self._ahead(self._source.gather(share) for share in shares):
-            yield self._batch(arrays, len(arrays[0]))
-
-    def plan(self, epoch: int) -> Plan:
-        task = self._task
-        return plan_epoch(
-            self._index.block_starts,
-            self._is_training,
-            self._num_lanes,
-            task.training.batch_size,
-            np.random.default_rng((task.seed, epoch)) if task.data.shuffle else None,
-        )
+            yield make_batch(self._index, arrays, len(arrays[0]), self._device)
 
     def _ahead(self, items: Iterator[T]) -> Iterator[T]:
         return items if self._in_memory else read_ahead(items, BATCHES_AHEAD)
 
-    def _batch(self, arrays: list[np.ndarray], num_global: int) -> Batch:
-        tensors = [
-            torch.from_numpy(array).to(self._device).to(_TORCH[field.dtype.name])
-            for array, field in zip(arrays, self._index.fields, strict=True)
-        ]
-        num_inputs = len(self._index.inputs.members)
-        return Batch(
-            inputs=self._index.inputs.pack(tensors[:num_inputs]),
-            targets=self._index.targets.pack(tensors[num_inputs:]),
-            num_events=len(arrays[0]),
-            num_global=num_global,
-        )
 
-
-_TORCH = {"float32": torch.float32, "int64": torch.int64}
-
-
-def num_lanes(task: TrainTask, num_ranks: int) -> int:
-    """How many ranks' order the data is read in."""
-    lanes = task.training.lanes or num_ranks
-    if lanes % num_ranks:
-        raise N3LOError(f"training.lanes: {lanes} is not a multiple of the {num_ranks} ranks")
-    return lanes
+def make_batch(
+    index: Index, arrays: list[np.ndarray], num_global: int, device: torch.device
+) -> Batch:
+    """From the arrays of all fields to the tensors of a step."""
+    tensors = [
+        torch.from_numpy(array).to(device).to(getattr(torch, field.dtype.name))
+        for array, field in zip(arrays, index.fields, strict=True)
+    ]
+    num_inputs = len(index.inputs.members)
+    return Batch(
+        inputs=index.inputs.pack(tensors[:num_inputs]),
+        targets=index.targets.pack(tensors[num_inputs:]),
+        num_events=len(arrays[0]),
+        num_global=num_global,
+    )
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
@@ -323,7 +323,11 @@ def _cut(source: Source, groups: list[np.ndarray], sizes: np.ndarray) -> Iterato
 
 def _joined(parts: tuple[list[np.ndarray], ...]) -> list[np.ndarray]:
     """Field by field, one part after the other."""
-    return parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts)]
+    return (
+        parts[0]
+        if len(parts) == 1
+        else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    )
 
 
 def _fits(data: Data, index: Index, node_ranks: int) -> bool:

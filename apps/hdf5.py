@@ -14,6 +14,7 @@ import numpy as np
 
 from apps.contract import Data, N3LOError
 
+FLOAT32 = np.dtype(np.float32)
 SMALLEST_BLOCK = 64  # events; below, the cost of a read call outweighs the read
 
 
@@ -26,8 +27,8 @@ class Field:
     dataset: str  # "jets"
     index: tuple[int | slice, ...]  # of the axes after that of the events
     shape: tuple[int, ...] = ()  # of one event, after the index
-    stored: np.dtype[Any] = np.dtype(np.float32)  # in memory
-    dtype: np.dtype[Any] = np.dtype(np.float32)  # as the model and the loss get it
+    stored: np.dtype[Any] = FLOAT32  # in memory
+    dtype: np.dtype[Any] = FLOAT32  # as the model and the loss get it
 
     @property
     def event_bytes(self) -> int:
@@ -106,8 +107,7 @@ class Reader:
         runs = np.split(wanted, np.flatnonzero(np.diff(block)) + 1)
         back = np.argsort(order)
         return [
-            np.concatenate([self._read(field, run) for run in runs])[back]
-            for field in self._fields
+            np.concatenate([self._read(field, run) for run in runs])[back] for field in self._fields
         ]
 
     def _read(self, field: Field, run: np.ndarray) -> np.ndarray:
@@ -213,7 +213,9 @@ def _parse_integer(part: ast.expr) -> int:
 
 
 def _fields(
-    named: str | Sequence[str] | Mapping[str, str], file: h5py.File, role: Literal["inputs", "targets"]
+    named: str | Sequence[str] | Mapping[str, str],
+    file: h5py.File,
+    role: Literal["inputs", "targets"],
 ) -> Fields:
     kind: Literal["one", "list", "table"]
     if isinstance(named, str):
@@ -256,7 +258,7 @@ def _looked_up(file: h5py.File, field: Field, role: str) -> Field:
 def _dtype(raw: np.dtype[Any], shape: tuple[int, ...], role: str) -> np.dtype[Any]:
     """Numbers are float32; class numbers and indices (for an embedding) are int64."""
     counts = raw.kind in "iu" and (shape == () if role == "targets" else raw != np.uint8)
-    return np.dtype(np.int64 if counts else np.float32)
+    return np.dtype(np.int64) if counts else FLOAT32
 
 
 def _find(file: h5py.File, field: Field) -> h5py.Dataset | h5py.Group:

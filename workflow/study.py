@@ -216,8 +216,8 @@ def _check_path(file: StudyFile, dotted: str) -> None:
 
 def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
     """The study must be valid at each end of a dimension, or trials would fail on the way."""
-    is_choice = isinstance(dimension, Choice)
-    for value in dimension.values if is_choice else [dimension.low, dimension.high]:
+    ends = dimension.values if isinstance(dimension, Choice) else [dimension.low, dimension.high]
+    for value in ends:
         try:
             file.at({dotted: value})
         except N3LOError as error:

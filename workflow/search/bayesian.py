@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import skopt
+from numpy.typing import NDArray
 from scipy.stats import qmc
 from skopt.acquisition import gaussian_ei
 
@@ -92,14 +93,12 @@ class BayesianSearch(Search):
         taken: Set[str],
         rng: np.random.Generator,
     ) -> Point | None:
-        costs = [self.cost(seen) for seen in history]
-        finite = [cost for cost in costs if math.isfinite(cost)]
-        told = [min(cost, max(finite)) for cost in costs] + [min(finite)] * len(pending)
         points = [*(seen.point for seen in history), *pending]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fit that did not converge is still a fit
+            told = _told([self.cost(seen) for seen in history], len(pending))
             optimizer = self._optimizer(rng)
-            optimizer.tell([self._to_skopt(point) for point in points], told)
+            optimizer.tell([self._to_skopt(point) for point in points], told.tolist())
             best = self._from_skopt(optimizer.ask())
             if self.space.identity(best) not in taken:
                 return best
@@ -107,7 +106,7 @@ class BayesianSearch(Search):
             if not candidates:
                 return None
             unit = optimizer.space.transform([self._to_skopt(point) for point in candidates])
-            gain = gaussian_ei(unit, optimizer.models[-1], y_opt=min(told))
+            gain = gaussian_ei(unit, optimizer.models[-1], y_opt=told.min(), xi=0.0)
         return candidates[int(np.argmax(gain))]
 
     def _optimizer(self, rng: np.random.Generator) -> Any:
@@ -122,6 +121,7 @@ class BayesianSearch(Search):
             "GP",
             n_initial_points=0,
             acq_func="EI",
+            acq_func_kwargs={"xi": 0.0},  # its 0.01 asks too much of losses that differ by less
             acq_optimizer_kwargs={
                 "n_points": NUM_CANDIDATES,
                 "n_restarts_optimizer": NUM_REFINED,
@@ -142,3 +142,10 @@ class BayesianSearch(Search):
             path: d.values[int(value)] if isinstance(d, Choice) else d.decode(float(value))
             for (path, d), value in pairs
         }
+
+
+def _told(costs: Sequence[float], num_pending: int) -> NDArray[np.float64]:
+    """The costs as the model sees them, then the lies; mean 0 and deviation 1."""
+    finite = [cost for cost in costs if math.isfinite(cost)]
+    told = np.array([*np.minimum(costs, max(finite)), *[min(finite)] * num_pending])
+    return (told - told.mean()) / (float(told.std()) or 1.0)

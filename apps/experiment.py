@@ -1,0 +1,314 @@
+"""What is trained: the networks of a study, their losses, metrics and optimizers.
+
+`Supervised` is one model and one loss. A training that moves several networks in turn, such as a
+GAN, offers the same: named `networks`, and `updates` that come one by one, each with the name of
+the network that it moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from apps.contract import Model, N3LOError, Plain, Training
+from apps.data import Batch
+
+T = TypeVar("T")
+
+Networks = Mapping[str, nn.Module]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Update(NamedTuple):
+    """One move of one network."""
+
+    network: str  # its name
+    loss: torch.Tensor  # mean over this rank's events, with a graph behind it
+    sums: torch.Tensor  # (metrics, 2): sum and count of each, detached
+
+
+class Supervised:
+    """One model that learns to give the targets from the inputs."""
+
+    def __init__(self, model: nn.Module, training: Training) -> None:
+        self.networks = {"model": model}
+        self.metrics = ["loss", *training.metrics]
+        self.num_parameters = sum(each.numel() for each in model.parameters())
+        self._training = training
+        self._loss = _loss(training.loss)
+        self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
+
+    def train(self, mode: bool) -> None:
+        """Switch dropout and BatchNorm between training and validation."""
+        for network in self.networks.values():
+            network.train(mode)
+
+    def optimizers(self) -> dict[str, Optimizer]:
+        """A new optimizer for each network, by the network's name."""
+        return {
+            name: make_optimizer(self._training.optimizer, network.parameters())
+            for name, network in self.networks.items()
+        }
+
+    def schedulers(self, optimizers: Mapping[str, Optimizer]) -> dict[str, LRScheduler]:
+        """A new scheduler for each optimizer, if the study asks for one."""
+        settings = self._training.scheduler
+        if settings is None:
+            return {}
+        return {name: make_scheduler(settings, each) for name, each in optimizers.items()}
+
+    def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
+        """The moves of one training step.
+
+        `networks` are this experiment's own, perhaps wrapped by a strategy.
+        """
+        loss, sums = self._measure(networks["model"], batch)
+        yield Update("model", loss, sums)
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """Sum and count of each metric, (metrics, 2)."""
+        return self._measure(self.networks["model"], batch)[1]
+
+    def _measure(self, model: nn.Module, batch: Batch) -> Pair:
+        pairs = _pairs(call(model, batch.inputs), batch.targets)
+        loss = torch.stack([self._loss(outputs, targets) for outputs, targets in pairs]).sum()
+        sums = [torch.stack([loss.detach() * batch.num_events, loss.new_tensor(batch.num_events)])]
+        for metric in self._metrics:
+            of_pairs = [metric(outputs.detach(), targets) for outputs, targets in pairs]
+            sums.append(torch.stack([torch.stack(pair) for pair in of_pairs]).sum(dim=0))
+        return loss, torch.stack([each.double() for each in sums])
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """model(x), model(*list) or model(**table)."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, list) else model(inputs)
+
+
+def build_model(settings: Model) -> nn.Module:
+    """Import and construct the model.
+
+    Raises:
+        N3LOError: it cannot be imported or constructed; the message says where it fails.
+    """
+    place, _, name = settings.source.partition(":")
+    shown = f"model.source '{Path(place).name if place.endswith('.py') else place}:{name}'"
+    try:
+        module = _import_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # a user's file can raise anything
+        raise N3LOError(f"{shown}: {describe(error, place)}") from error
+    if not hasattr(module, name):
+        there = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise N3LOError(f"{shown}: there is no '{name}', only {', '.join(there) or 'no class'}")
+    make = getattr(module, name)
+    _check_arguments(make, settings.args, f"model.args of {shown}")
+    try:
+        model = make(**settings.args)
+    except Exception as error:
+        raise N3LOError(f"{shown}: {describe(error, module.__file__)}") from error
+    if not isinstance(model, nn.Module):
+        raise N3LOError(f"{shown}: gives a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def model_file(settings: Model) -> str | None:
+    """The file that the model comes from, once it is imported."""
+    place = settings.source.partition(":")[0]
+    return place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+
+
+def describe(error: BaseException, file: str | None = None) -> str:
+    """One line: what was raised, and the deepest line of `file`, or else of all, that led there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        text, place = error.msg, f"{Path(error.filename).name} line {error.lineno}"
+    else:
+        frame = ([each for each in frames if each.filename == file] or frames)[-1]
+        text, place = (
+            " ".join(str(error).split()),
+            f"{Path(frame.filename).name} line {frame.lineno}",
+        )
+    return f"{type(error).__name__}: {text[:500]} ({place})"
+
+
+def _import_file(path: str) -> Any:
+    """Import a file by its path; files beside it can be imported by it, as in a script."""
+    folder, name = str(Path(path).parent), Path(path).stem
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(f"n3lo_model_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses in it look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- losses and metrics ----------------------------------------------------------------------------
+
+LOSSES = (
+    "cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "nll_loss",
+)
+LOSS_ALIASES = {"mse": "mse_loss", "mae": "l1_loss", "bce": "binary_cross_entropy_with_logits"}
+
+
+def _loss(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A mean over the events of a batch."""
+    choices = {each: each for each in LOSSES} | LOSS_ALIASES
+    chosen = _choose("training.loss", name, choices)
+    function = getattr(functional, chosen)
+    if chosen == "cross_entropy":  # takes class numbers as well as one-hot targets
+        return function
+    if chosen == "nll_loss":
+        return lambda outputs, targets: function(outputs, _class_numbers(outputs, targets))
+    return lambda outputs, targets: function(outputs, _alike(outputs, targets))
+
+
+def _accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
+    """Of classes (B, C), or of one logit an event (B,) or (B, 1)."""
+    if outputs[0].numel() == 1:
+        right = (outputs > 0) == (_alike(outputs, targets) > 0.5)
+    else:
+        right = outputs.argmax(dim=1) == _class_numbers(outputs, targets)
+    return right.sum(), _count(right)
+
+
+def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
+    return (outputs - _alike(outputs, targets)).square().sum(), _count(outputs)
+
+
+def _absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
+    return (outputs - _alike(outputs, targets)).abs().sum(), _count(outputs)
+
+
+# Each gives a sum and a count, so that it adds up exactly over batches and ranks.
+METRICS = {"accuracy": _accuracy, "mse": _squared_error, "mae": _absolute_error}
+
+
+def _count(values: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values.numel(), device=values.device)
+
+
+def _class_numbers(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return targets.argmax(dim=1) if targets.ndim == outputs.ndim else targets
+
+
+def _alike(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Targets in the shape and type of the outputs; (B,) against (B, 1) would become (B, B)."""
+    if outputs.numel() != targets.numel():
+        raise N3LOError(f"the model gives {_shape(outputs)}, but the targets are {_shape(targets)}")
+    return targets.reshape(outputs.shape).to(outputs.dtype)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"({', '.join(['B', *map(str, tensor.shape[1:])])})"
+
+
+def _pairs(outputs: Any, targets: Any) -> list[Pair]:
+    """Outputs with their targets; several where the targets are a list or a table."""
+    if isinstance(targets, dict) and isinstance(outputs, dict) and outputs.keys() == targets.keys():
+        return [(outputs[name], targets[name]) for name in targets]
+    if isinstance(targets, list) and isinstance(outputs, list | tuple):
+        return list(zip(outputs, targets, strict=True))
+    if isinstance(targets, torch.Tensor) and isinstance(outputs, torch.Tensor):
+        return [(outputs, targets)]
+    raise N3LOError(f"the model gives {_form(outputs)}, but the targets are {_form(targets)}")
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a table of {', '.join(value)}"
+    return f"a list of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+# LBFGS wants to call the loss itself, which a step of many ranks cannot offer.
+OPTIMIZERS = {
+    name.lower(): each
+    for name, each in vars(torch.optim).items()
+    if inspect.isclass(each) and issubclass(each, Optimizer) and name not in ("Optimizer", "LBFGS")
+}
+SCHEDULERS = {
+    name.lower(): each
+    for name, each in vars(lr_scheduler).items()
+    if inspect.isclass(each) and issubclass(each, LRScheduler) and "LRScheduler" not in name
+}
+
+
+def make_optimizer(settings: dict[str, Plain], parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """By the name of its class in torch.optim, in any case."""
+    trained = [each for each in parameters if each.requires_grad]
+    return _make("training.optimizer", settings, OPTIMIZERS, "params", trained)
+
+
+def make_scheduler(settings: dict[str, Plain], optimizer: Optimizer) -> LRScheduler:
+    """By the name of its class in torch.optim.lr_scheduler, such as cosine_annealing_lr."""
+    return _make("training.scheduler", settings, SCHEDULERS, "optimizer", optimizer)
+
+
+def step_scheduler(scheduler: LRScheduler, val_loss: float) -> None:
+    """At the end of an epoch."""
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(val_loss)
+    else:
+        scheduler.step()
+
+
+def _make(
+    where: str, settings: dict[str, Plain], choices: dict[str, Any], first: str, value: Any
+) -> Any:
+    arguments = {name: setting for name, setting in settings.items() if name != "name"}
+    make = _choose(where, settings["name"].replace("_", "").lower(), choices)
+    _check_arguments(make, {first: value, **arguments}, f"{where} '{settings['name']}'", (first,))
+    try:
+        return make(value, **arguments)
+    except (ValueError, TypeError) as error:
+        raise N3LOError(f"{where} '{settings['name']}': {error}") from error
+
+
+def _choose(where: str, name: str, choices: Mapping[str, T]) -> T:
+    if name not in choices:
+        raise N3LOError(f"{where}: there is no '{name}', only {', '.join(sorted(choices))}")
+    return choices[name]
+
+
+def _check_arguments(
+    make: Callable[..., Any], arguments: dict[str, Any], what: str, own: tuple[str, ...] = ()
+) -> None:
+    """Compare with the signature first: a TypeError from within `make` would mean something else.
+
+    Args:
+        own: arguments that do not come from the user.
+    """
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        accepted = [name for name in signature.parameters if name not in own]
+        raise N3LOError(f"{what}: {error}; it takes {', '.join(accepted) or 'none'}") from error

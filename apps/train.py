@@ -1,0 +1,237 @@
+"""Train one task: what every MPI rank runs, from the first line to the last.
+
+    python -P -m apps.train /path/task.json                   # one rank
+    mpirun -n 2 python -P -m apps.train /path/task.json       # two ranks of one host
+    srun -n 8 python -P -m apps.train /path/task.json         # on a cluster
+
+Beside task.json it leaves history.jsonl, weights.pt and, last of all, result.json; or failure.json
+if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpi4py import MPI  # before torch and Horovod: each would start MPI in its own way
+
+# isort: split
+import numpy as np
+import torch
+
+from apps import checkpoint, strategies
+from apps.contract import (
+    VERSION,
+    Failure,
+    N3LOError,
+    TaskPaths,
+    TrainResult,
+    TrainTask,
+    append_json_line,
+    write_text,
+)
+from apps.data import FoldBatches, prepare
+from apps.experiment import Supervised, build_model, describe, model_file, step_scheduler
+from apps.history import (
+    Diverged,
+    Row,
+    check_finite,
+    check_metric_names,
+    selected_row,
+    stop_reason,
+)
+from apps.topology import Topology
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    die_with_launcher()
+    paths = TaskPaths(Path(sys.argv[1]).parent)
+    task = None
+    try:
+        task = TrainTask.read(Path(sys.argv[1]))
+        train(task, paths)
+    except BaseException as error:  # noqa: BLE001  a rank that is gone leaves the others waiting
+        traceback.print_exc()
+        record_failure(paths, error, model_file(task.model) if task else None)
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def train(task: TrainTask, paths: TaskPaths) -> None:
+    training = task.training
+    torch.set_num_threads(task.layout.cores_per_rank)
+    topology = Topology.start(task.layout, MPI.COMM_WORLD)
+
+    # data
+    index, fold_of_event = topology.from_first(lambda: prepare(task.data, task.split_seed))
+    ranks = (topology.rank, topology.num_ranks, topology.node_ranks)
+    data = FoldBatches(task, index, fold_of_event, ranks, topology.device)
+
+    # model, and how the ranks share its training
+    seed_torch(task.seed)  # the same weights on every rank
+    experiment = Supervised(build_model(task.model).to(topology.device), training)
+    check_metric_names(task, experiment.metrics)
+    strategy = strategies.create(training, experiment, topology)
+    schedulers = experiment.schedulers(strategy.optimizers)
+    parts = {
+        "networks": experiment.networks,
+        "optimizers": strategy.optimizers,
+        "schedulers": schedulers,
+    }
+
+    # where an earlier attempt was killed
+    rows: list[Row] = []
+    training_seconds = 0.0  # without validation and saving
+    saved = topology.from_first(lambda: checkpoint.load(paths.checkpoint, task.key()))
+    if saved is not None:
+        rows, training_seconds = saved["rows"], saved["training_seconds"]
+        for kind, states in saved["states"].items():
+            for name, state in states.items():
+                parts[kind][name].load_state_dict(state)
+    if topology.is_first:
+        write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
+
+    stopped = stop_reason(training, rows)
+    while stopped is None:
+        epoch = len(rows) + 1
+        start = time.perf_counter()
+        seed_torch(task.seed, epoch, topology.rank)  # so no generator's state need be saved
+        lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]
+
+        # train: metrics are (sum, count) pairs, so they add up over batches and ranks
+        experiment.train(True)
+        sums = torch.zeros(len(experiment.metrics), 2, dtype=torch.float64, device=topology.device)
+        for batch in data.training(epoch):
+            sums += strategy.step(batch)
+        sums = strategy.sum(sums)  # sync point: all ranks have ended the epoch
+        training_seconds += time.perf_counter() - start
+
+        # validate
+        strategy.average_buffers()
+        experiment.train(False)
+        val_sums = torch.zeros_like(sums, device=topology.device)
+        with torch.no_grad():
+            for batch in data.validation():
+                val_sums += experiment.evaluate(batch)
+        val_sums = strategy.sum(val_sums)
+
+        # the clock is rank 0's, so that all ranks decide the same
+        seconds = (rows[-1]["seconds"] if rows else 0.0) + time.perf_counter() - start
+        row = {"epoch": epoch, **means(experiment.metrics, sums, val_sums), "lr": lr}
+        row = topology.comm.bcast(row | {"seconds": seconds})
+        check_finite(row)
+        for scheduler in schedulers.values():
+            step_scheduler(scheduler, row["val_loss"])
+        rows.append(row)
+        stopped = stop_reason(training, rows)
+
+        if topology.is_first:
+            append_json_line(paths.history, row)
+            if selected_row(task, rows) is row:
+                network = experiment.networks["model"]
+                weights = {name: value.cpu() for name, value in network.state_dict().items()}
+                checkpoint.save(paths.weights, weights)
+            states = {
+                kind: {name: each.state_dict() for name, each in members.items()}
+                for kind, members in parts.items()
+            }
+            content = {"rows": rows, "training_seconds": training_seconds, "states": states}
+            checkpoint.save(paths.checkpoint, {"key": task.key()} | content)
+
+    devices = topology.comm.gather(topology.device_name)
+    strategy.close()
+    if topology.is_first:
+        best = selected_row(task, rows)
+        result = TrainResult(
+            key=task.key(),
+            fom=best[task.objective.metric],
+            epoch=best["epoch"],
+            epochs=len(rows),
+            stopped=stopped,
+            metrics={
+                name: value
+                for name, value in best.items()
+                if name.removeprefix("val_") in experiment.metrics
+            },
+            seconds=rows[-1]["seconds"],
+            samples_per_second=data.num_train * len(rows) / training_seconds,
+            num_ranks=topology.num_ranks,
+            hosts=list(dict.fromkeys(topology.hosts)),
+            devices=devices,
+            num_train=data.num_train,
+            num_val=data.num_val,
+            num_parameters=experiment.num_parameters,
+            versions=versions(),
+        )
+        paths.checkpoint.unlink()
+        result.write(paths.result)
+
+
+def die_with_launcher() -> None:
+    """No rank outlives its mpirun or srun step (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def seed_torch(seed: int, *key: int) -> None:
+    """Independent random numbers for each (epoch, rank), from the seed of the task."""
+    torch.manual_seed(int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0]))
+
+
+def means(metrics: Sequence[str], sums: torch.Tensor, val_sums: torch.Tensor) -> Row:
+    """From (metrics, 2) sums and counts; the two losses first, as a person reads them."""
+    row = {}
+    for name, pair, val_pair in zip(metrics, sums, val_sums, strict=True):
+        row[name] = (pair[0] / pair[1]).item()
+        row[f"val_{name}"] = (val_pair[0] / val_pair[1]).item()
+    return row
+
+
+def versions() -> dict[str, str]:
+    found = {"n3lo": VERSION, "python": platform.python_version()}
+    for name in ("torch", "numpy", "h5py", "mpi4py", "horovod"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # Horovod is optional
+            continue
+    found["mpi"] = MPI.Get_library_version().split(",")[0].strip()
+    return found
+
+
+def record_failure(paths: TaskPaths, error: BaseException, file: str | None) -> None:
+    """Write failure.json, unless another rank was first: what follows is mostly its echo."""
+    text = str(error).lower()
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in text or "out of memory" in text)
+    )
+    plain = isinstance(error, N3LOError | Diverged)
+    reason = "diverged" if isinstance(error, Diverged) else "exception"
+    failure = Failure(
+        reason="out_of_memory" if memory else reason,
+        message=str(error) if plain else describe(error, file),
+        rank=MPI.COMM_WORLD.rank,
+    )
+    beside = paths.failure.with_name(f".failure.{failure.rank}")
+    failure.write(beside)
+    try:
+        os.link(beside, paths.failure)  # unlike a rename, it fails if the name is taken
+    except FileExistsError:
+        pass
+    finally:
+        beside.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A folder is a process: its imports prove where it runs (design, section 2)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import apps
+import sites
+import workflow
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = {"workflow", "apps", "sites"}
+STANDARD = sys.stdlib_module_names
+DRIVER = {"parsl", "pandas", "numpy", "pydantic", "pydantic_core", "rich", "psutil"}
+SEARCH = {"skopt", "sklearn", "scipy"}
+RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy"}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports anywhere in it, by their full names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return {name for name in names if name.partition(".")[0] not in STANDARD}
+
+
+def allowed(path: Path) -> set[str]:
+    """What a file may import, as full names or packages."""
+    inside = path.relative_to(ROOT)
+    special = {
+        "run_workflow.py": {"workflow.cli"},
+        "apps/contract.py": set(),
+        "apps/launch.py": {"apps.contract"},
+        "sites/launchers.py": set(),
+    }
+    if str(inside) in special:
+        return special[str(inside)]
+    folder = inside.parts[0]
+    if folder == "workflow":
+        search = SEARCH if inside.parts[1] == "search" else set()
+        return {"workflow", "sites", "apps.contract", "apps.launch", "apps"} | DRIVER | search
+    return {"sites": {"sites", "parsl"}, "apps": {"apps"} | RANKS}[folder]
+
+
+FILES = [
+    ROOT / "run_workflow.py",
+    *(file for name in sorted(OURS) for file in sorted((ROOT / name).rglob("*.py"))),
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_process_may(path):
+    permitted = allowed(path)
+    for name in imported(path):
+        if name == "apps":  # the package itself, for its place; it holds nothing
+            continue
+        package = name.partition(".")[0]
+        assert (
+            name in permitted
+            or (package in permitted and package != "apps")
+            or (package == "apps" and path.is_relative_to(ROOT / "apps") and "apps" in permitted)
+        ), f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def test_the_preflight_does_without_mpi():
+    """It runs on login nodes, where importing mpi4py may crash."""
+    code = "import sys, apps.check; assert not {'mpi4py', 'horovod'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_the_driver_starts_without_the_libraries_of_the_ranks():
+    code = (
+        "import sys, workflow.session, workflow.cli;"
+        "assert not {'torch', 'mpi4py', 'h5py', 'horovod', 'skopt'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_the_import_packages_are_this_checkout():
+    """Their names are generic; another distribution could shadow them."""
+    for package in (workflow, apps, sites):
+        assert Path(package.__file__).resolve().parent.parent == ROOT
+    assert importlib.metadata.version("n3lo")
+
+
+def test_no_machine_is_named_outside_sites():
+    names = ("summit", "piz_daint", "titan", "theta", "frontier", "perlmutter", "polaris")
+    for path in [*(ROOT / "workflow").rglob("*.py"), *(ROOT / "apps").rglob("*.py")]:
+        text = path.read_text().lower()
+        assert not [name for name in names if name in text], path
