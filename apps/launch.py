@@ -71,10 +71,20 @@ def _run(
     paths.failure.unlink(missing_ok=True)
     paths.result.unlink(missing_ok=True)
     task.write(paths.task)
-    line = [*command, sys.executable, "-P", "-m", "apps.train", str(paths.task)]
     limit_s = task.layout.walltime_min * 60
-    exit_code = _execute(line, {**_own_environment(), **environment}, paths, attempt, limit_s)
+    exit_code = _execute(
+        training_line(command, paths),
+        {**_own_environment(), **environment},
+        paths,
+        attempt,
+        limit_s,
+    )
     return finished_result(paths, key) or _explain(paths, exit_code, task.layout.walltime_min)
+
+
+def training_line(command: list[str], paths: TaskPaths) -> list[str]:
+    """The whole launch line of a task; -P: no file of the current folder passes for a module."""
+    return [*command, sys.executable, "-P", "-m", "apps.train", str(paths.task)]
 
 
 def finished_result(paths: TaskPaths, key: str) -> dict[str, Any] | None:

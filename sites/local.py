@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,6 @@ class Local(Site):
         from parsl.launchers import SimpleLauncher
         from parsl.providers import LocalProvider
 
-        # Parsl finds its own programs by PATH, which lacks them where the virtual environment is
-        # not activated.
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         slots = self.num_slots(shape)
         return Config(
             executors=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_every_pin_lies_in_the_range_that_pyproject_allows():
         if line and not line.startswith("#")
     )
     extras = PROJECT["optional-dependencies"].values()
-    asked = [Requirement(text) for text in [*PROJECT["dependencies"], *sum(extras, [])]]
+    asked = [Requirement(text) for text in [*PROJECT["dependencies"], *itertools.chain(*extras)]]
     for requirement in asked:
         if requirement.name in pins:
             assert pins[requirement.name] in requirement.specifier, requirement

@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words.insert(0, "run")
     signal.signal(signal.SIGTERM, _terminate)
+    # Parsl's programs and mpirun are looked for on PATH, which lacks them where the virtual
+    # environment is not activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         options = _parser().parse_args(words)
         command: Callable[[argparse.Namespace], int] = options.command

@@ -76,12 +76,14 @@ def model_file(file: StudyFile) -> Path:
     if source.endswith(".py"):
         path = (file.path.parent / Path(source).expanduser()).resolve()
         if not path.is_file():
-            raise N3LOError(f"{file._where('model.source')}: there is no file '{source}' ({path})")
+            raise N3LOError(
+                f"{file.where('model', 'source')}model.source: there is no file '{source}' ({path})"
+            )
         return path
     found = _find_module(source, [])
     if found is None:
         raise N3LOError(
-            f"{file._where('model.source')}: there is no module '{source}'; a file of your own is "
+            f"{file.where('model', 'source')}model.source: there is no module '{source}'; a file of your own is "
             f"named as 'my_model.py:Name', relative to the study"
         )
     return found

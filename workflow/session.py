@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import socket
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from rich.console import Console as Terminal
 
 from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths
+from apps.launch import training_line
 from sites.base import Site
 from workflow import plan, preflight, report, runfolder
 from workflow.cache import ResultCache
@@ -123,8 +125,9 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
             pending.append(point)
         out.print(f"t{trial:03d}: {point}")
         for task in planner.tasks(trial, point):
-            line = " ".join(site.command(plan.shape_of(task.layout)))
-            out.print(f"  {task.id}: {line} python -P -m apps.train {task.id}/task.json")
+            paths = TaskPaths((runs / study.name / task.id).resolve())
+            line = training_line(site.command(plan.shape_of(task.layout)), paths)
+            out.print(f"  {task.id}: {shlex.join(line)}", soft_wrap=True)
 
 
 def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
@@ -214,7 +217,7 @@ def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: Result
 def _headline(study: Study, site: Site, num_slots: int, num_ranks: int, folder: Path) -> str:
     return (
         f"{study.name} on {site.name}: {study.search.num_trials} trials x {study.data.folds} "
-        f"folds, {study.search.method} search; {num_slots} tasks at once, each of {num_ranks} "
+        f"folds, {study.search.method} search; tasks at once: {num_slots}, each of {num_ranks} "
         f"ranks; ledger in {folder}"
     )
 

@@ -140,13 +140,14 @@ class StudyFile:
             if not found:
                 what = "no file matches" if glob.has_magic(name) else "there is no file"
                 raise N3LOError(
-                    f"{self._where('data.files')}: {what} '{name}' ({pattern.absolute()})"
+                    f"{self.where('data', 'files')}data.files: {what} '{name}' ({pattern.absolute()})"
                 )
             files += found
         return files
 
-    def _where(self, key: str) -> str:
-        return _where(self.path, self.text, tuple(key.split("."))) + key
+    def where(self, *key: str) -> str:
+        """ "file:line: " of a key."""
+        return _where(self.path, self.text, key)
 
 
 def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
@@ -191,7 +192,7 @@ def _similar_file(path: Path) -> str:
 
 def _check_path(file: StudyFile, dotted: str) -> None:
     """A dimension must name a value that the study has, or that has a default."""
-    where = file._where(f"search.space.{dotted}").removesuffix(dotted).rstrip(".")
+    where = file.where("search", "space", dotted) + "search.space"
     if not dotted.startswith(SEARCHABLE):
         raise N3LOError(
             f"{where}: '{dotted}' cannot be searched; it must be a value of [model], "
@@ -222,7 +223,7 @@ def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
             file.at({dotted: value})
         except N3LOError as error:
             reason = str(error).split(": ", 1)[-1]
-            where = file._where("search.space")
+            where = file.where("search", "space", dotted) + "search.space"
             raise N3LOError(f"{where}: '{dotted}' = {value!r} is not valid: {reason}") from None
 
 

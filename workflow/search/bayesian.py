@@ -148,4 +148,5 @@ def _told(costs: Sequence[float], num_pending: int) -> NDArray[np.float64]:
     """The costs as the model sees them, then the lies; mean 0 and deviation 1."""
     finite = [cost for cost in costs if math.isfinite(cost)]
     told = np.array([*np.minimum(costs, max(finite)), *[min(finite)] * num_pending])
-    return (told - told.mean()) / (float(told.std()) or 1.0)
+    scaled: NDArray[np.float64] = (told - told.mean()) / (told.std() or 1.0)
+    return scaled
