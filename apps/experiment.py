@@ -248,17 +248,25 @@ def _form(value: Any) -> str:
 
 # -- optimizers ------------------------------------------------------------------------------------
 
-# LBFGS wants to call the loss itself, which a step of many ranks cannot offer.
-OPTIMIZERS = {
-    name.lower(): each
-    for name, each in vars(torch.optim).items()
-    if inspect.isclass(each) and issubclass(each, Optimizer) and name not in ("Optimizer", "LBFGS")
+# Left out is what a table of plain values cannot set up (functions, other schedulers), and LBFGS,
+# which wants to call the loss itself.
+_NOT_OFFERED = {
+    *("Optimizer", "LBFGS", "SparseAdam", "LRScheduler", "_LRScheduler"),
+    *("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler"),
 }
-SCHEDULERS = {
-    name.lower(): each
-    for name, each in vars(lr_scheduler).items()
-    if inspect.isclass(each) and issubclass(each, LRScheduler) and "LRScheduler" not in name
-}
+
+
+def _classes(module: Any, base: type) -> dict[str, Any]:
+    """The classes of a module by their names in lower case."""
+    return {
+        name.lower(): each
+        for name, each in vars(module).items()
+        if inspect.isclass(each) and issubclass(each, base) and name not in _NOT_OFFERED
+    }
+
+
+OPTIMIZERS = _classes(torch.optim, Optimizer)
+SCHEDULERS = _classes(lr_scheduler, LRScheduler)
 
 
 def make_optimizer(settings: dict[str, Plain], parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -63,9 +63,11 @@ def main() -> None:
         train(task, paths)
     except BaseException as error:  # noqa: BLE001  a rank that is gone leaves the others waiting
         traceback.print_exc()
-        record_failure(paths, error, model_file(task.model) if task else None)
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        try:
+            record_failure(paths, error, model_file(task.model) if task else None)
+        finally:  # also where the disk is full
+            MPI.COMM_WORLD.Abort(1)
 
 
 def train(task: TrainTask, paths: TaskPaths) -> None:

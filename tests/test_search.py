@@ -29,8 +29,8 @@ SQUARE = Space({"x": Real(low=-1, high=1), "y": Real(low=-1, high=1)})
 each_method = pytest.mark.parametrize("method", list(METHODS))
 
 
-def build(method: str, space: Space = SPACE, num_trials: int = 20, seed: int = 1) -> Search:
-    return create(method, space, "min", num_trials, {}, seed)
+def build(method: str, space: Space = SPACE, seed: int = 1) -> Search:
+    return create(method, space, "min", {}, seed)
 
 
 def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
@@ -59,7 +59,7 @@ def distinct(space: Space, points: Sequence[Point]) -> int:
 
 @each_method
 def test_a_hundred_proposals_are_legal_plain_and_different(method: str) -> None:
-    search = build(method, num_trials=100)
+    search = build(method)
     points = [seen.point for seen in run(search, lambda _, point: loss(point), 100)]
     assert distinct(SPACE, points) == 100
     for point in points:

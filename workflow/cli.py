@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from apps.contract import VERSION, N3LOError, Plain
 from sites import SITES, get
-from sites.base import Site, SiteError
+from sites.base import Site, SiteError, threads
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words.insert(0, "run")
     signal.signal(signal.SIGTERM, _terminate)
+    os.environ.update(threads(1))  # before numpy is imported: threads of the search fight the ranks
     # Parsl's programs and mpirun are looked for on PATH, which lacks them where the virtual
     # environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -73,18 +73,17 @@ def model_file(file: StudyFile) -> Path:
         N3LOError: there is no such file or module.
     """
     source, _, _ = file.study.model.source.partition(":")
+    where = file.where("model", "source") + "model.source"
     if source.endswith(".py"):
         path = (file.path.parent / Path(source).expanduser()).resolve()
         if not path.is_file():
-            raise N3LOError(
-                f"{file.where('model', 'source')}model.source: there is no file '{source}' ({path})"
-            )
+            raise N3LOError(f"{where}: there is no file '{source}' ({path})")
         return path
     found = _find_module(source, [])
     if found is None:
         raise N3LOError(
-            f"{file.where('model', 'source')}model.source: there is no module '{source}'; a file of your own is "
-            f"named as 'my_model.py:Name', relative to the study"
+            f"{where}: there is no module '{source}'; a file of your own is named as "
+            f"'my_model.py:Name', relative to the study"
         )
     return found
 

@@ -197,15 +197,11 @@ class Ledger:
 
     def tasks(self) -> pd.DataFrame:
         """One row a (trial, fold), sorted by them; the columns are documented in the README."""
-        return pd.DataFrame(list(self._task_rows()), columns=self._task_columns()).convert_dtypes(
-            convert_floating=False
-        )
+        return _table(list(self._task_rows()), self._task_columns())
 
     def trials(self) -> pd.DataFrame:
         """One row a trial; the columns are documented in the README."""
-        return pd.DataFrame(list(self._trial_rows()), columns=self._trial_columns()).convert_dtypes(
-            convert_floating=False
-        )
+        return _table(list(self._trial_rows()), self._trial_columns())
 
     def history(self, trial: int, fold: int) -> pd.DataFrame:
         """One row an epoch of one task: epoch, loss, val_loss, metrics, lr, seconds."""
@@ -281,6 +277,37 @@ class Ledger:
 _RESULT_COLUMNS = (
     "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "num_ranks",
 )  # fmt: skip
+
+
+# The types of columns, of which some may be empty or all missing; those of parameters come from
+# their values, and all others are float64.
+_INTEGERS = ("trial", "fold", "epoch", "epochs", "num_ranks", "attempt", "done")
+_TEXTS = ("status", "reason", "stopped", "host", "message", "key", "folder")
+_DTYPES: dict[str, str] = {
+    **dict.fromkeys(_INTEGERS, "Int64"),
+    **dict.fromkeys(_TEXTS, "string"),
+    "cached": "boolean",
+    "submitted": "datetime64[ns, UTC]",
+    "ended": "datetime64[ns, UTC]",
+}
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    """Rows as a frame whose columns keep their type whatever is missing."""
+    return pd.DataFrame({name: _column([row.get(name) for row in rows], name) for name in columns})
+
+
+def _column(values: list[Any], name: str) -> pd.Series[Any]:
+    return pd.Series(values, dtype=_DTYPES.get(name) or _dtype_of(values))
+
+
+def _dtype_of(values: list[Any]) -> str:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return "Int64" if kinds == {int} else "float64"
+    return {frozenset({bool}): "boolean", frozenset({str}): "string"}.get(
+        frozenset(kinds), "object"
+    )
 
 
 def _forget(trial: TrialState) -> None:

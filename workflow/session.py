@@ -160,7 +160,6 @@ def _search(file: StudyFile) -> Any:
         settings.method,
         file.space,
         settings.objective.goal,
-        settings.num_trials,
         settings.options,
         file.study.seed,
     )

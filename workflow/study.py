@@ -139,9 +139,8 @@ class StudyFile:
             found = [Path(match).resolve() for match in sorted(glob.glob(str(pattern)))]
             if not found:
                 what = "no file matches" if glob.has_magic(name) else "there is no file"
-                raise N3LOError(
-                    f"{self.where('data', 'files')}data.files: {what} '{name}' ({pattern.absolute()})"
-                )
+                where = self.where("data", "files")
+                raise N3LOError(f"{where}data.files: {what} '{name}' ({pattern.absolute()})")
             files += found
         return files
 

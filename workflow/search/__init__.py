@@ -25,7 +25,6 @@ def create(
     method: str,
     space: Space,
     goal: Goal,
-    num_trials: int,
     options: Mapping[str, Any],
     seed: int,
 ) -> Search:
@@ -40,5 +39,5 @@ def create(
         raise N3LOError(
             f"search.method: unknown method '{method}'; there are: {', '.join(METHODS)}{hint}"
         )
-    search: Search = pkgutil.resolve_name(METHODS[method])(space, goal, num_trials, options, seed)
+    search: Search = pkgutil.resolve_name(METHODS[method])(space, goal, options, seed)
     return search

@@ -40,7 +40,6 @@ class Search(ABC):
         self,
         space: Space,
         goal: Goal,
-        num_trials: int,
         options: Mapping[str, Any],
         seed: int,
     ) -> None:
@@ -52,7 +51,6 @@ class Search(ABC):
         self._check(options)
         self.space = space
         self.goal = goal
-        self.num_trials = num_trials
         self.options = options
         self.seed = seed
 

@@ -40,7 +40,7 @@ class BayesianSearch(Search):
     `Observation.noise` is not used.
 
     Options:
-        num_initial: Sobol points before the first model; two a dimension, at most half the trials.
+        num_initial: Sobol points before the first model; by default one more than dimensions.
     """
 
     name = "bayesian"
@@ -50,13 +50,11 @@ class BayesianSearch(Search):
         self,
         space: Space,
         goal: Goal,
-        num_trials: int,
         options: Mapping[str, Any],
         seed: int,
     ) -> None:
-        super().__init__(space, goal, num_trials, options, seed)
-        default = max(2, min(2 * len(space.dimensions), num_trials // 2))
-        self.num_initial: int = options.get("num_initial", default)
+        super().__init__(space, goal, options, seed)
+        self.num_initial: int = options.get("num_initial", len(space.dimensions) + 1)
         if self.num_initial < 1:
             raise N3LOError(f"search.options.num_initial: {self.num_initial} is not at least 1")
 

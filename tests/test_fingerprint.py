@@ -1,0 +1,98 @@
+"""What a result depends on, and how an edit of it is noticed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from apps.contract import N3LOError
+from workflow import fingerprint as module
+from workflow.fingerprint import fingerprint
+from workflow.study import load
+
+
+@pytest.fixture
+def digest(study_path, tmp_path):
+    return lambda: fingerprint(load(study_path), tmp_path / "memo.json")
+
+
+def test_the_same_study_has_the_same_fingerprint(digest):
+    assert digest() == digest()
+
+
+def test_a_changed_line_of_the_model_is_noticed(digest, study_path):
+    before = digest()
+    model = study_path.with_name("my_model.py")
+    model.write_text(model.read_text().replace("ReLU", "SELU"))
+    after = digest()
+    assert after.model != before.model
+    assert (after.data, after.code) == (before.data, before.code)
+
+
+def test_a_changed_file_that_the_model_imports_is_noticed(digest, study_path):
+    model = study_path.with_name("my_model.py")
+    layers = study_path.with_name("my_layers.py")
+    model.write_text("from my_layers import Block\n" + model.read_text())
+    layers.write_text("import my_numbers\nclass Block: pass\n")
+    numbers = study_path.with_name("my_numbers.py")
+    numbers.write_text("N = 1\n")
+    before = digest()
+    numbers.write_text("N = 2\n")
+    assert digest().model != before.model
+
+
+def test_changed_data_are_noticed(digest, study_path):
+    before = digest()
+    with open(study_path.with_name("events.h5"), "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    assert digest().data != before.data
+
+
+def test_a_large_file_is_read_only_once(digest, monkeypatch):
+    before = digest()
+    monkeypatch.setattr(module.hashlib, "file_digest", None)  # reading again would raise
+    assert digest() == before
+
+
+def test_a_copy_of_the_data_has_the_same_digest(digest, study_path):
+    before = digest()
+    content = study_path.with_name("events.h5").read_bytes()
+    study_path.with_name("events.h5").unlink()
+    study_path.with_name("events.h5").write_bytes(content)
+    assert digest().data == before.data
+
+
+def test_a_model_of_an_installed_package_needs_no_import(edit, digest):
+    edit("my_model.py:Tagger", "torch.nn.modules.linear:Linear")
+    assert digest().model
+
+
+def test_our_own_models_are_the_models_digest_and_not_the_codes(edit, digest, monkeypatch):
+    edit("my_model.py:Tagger", "apps.models.jets:DeepSets")
+    seen = module._with_local_imports(module.model_file(load(edit('name = "small"', 'name = "s"'))))
+    names = {path.name for path in seen}
+    assert "jets.py" in names
+    assert "train.py" not in names
+
+
+def test_a_model_file_that_is_not_there_is_named(edit, digest):
+    path = edit("my_model.py:Tagger", "my_modle.py:Tagger")
+    with pytest.raises(N3LOError) as caught:
+        digest()
+    assert str(caught.value) == (
+        f"{path}:5: model.source: there is no file 'my_modle.py' ({path.parent / 'my_modle.py'})"
+    )
+
+
+def test_a_module_that_is_not_there_is_named(edit, digest):
+    path = edit("my_model.py:Tagger", "apps.models.jetz:Tagger")
+    with pytest.raises(N3LOError) as caught:
+        digest()
+    assert str(caught.value) == (
+        f"{path}:5: model.source: there is no module 'apps.models.jetz'; a file of your own is "
+        "named as 'my_model.py:Name', relative to the study"
+    )

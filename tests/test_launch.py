@@ -1,0 +1,199 @@
+"""The body of the Parsl app: what it makes of every way in which a job can end.
+
+The launch line's own programs stand in for MPI: `sh -c '...'` ignores the training line after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from apps import launch
+from apps.contract import (
+    Data,
+    Failure,
+    Fingerprint,
+    Layout,
+    Model,
+    Objective,
+    TaskPaths,
+    Training,
+    TrainResult,
+    TrainTask,
+)
+
+
+def make_task(**layout) -> TrainTask:
+    return TrainTask(
+        study="s",
+        trial=0,
+        fold=0,
+        seed=1,
+        split_seed=1,
+        model=Model(source="m.py:M"),
+        data=Data(files=["a.h5"], inputs="x", targets="y"),
+        training=Training(),
+        layout=Layout(**layout),
+        objective=Objective(goal="min"),
+        fingerprint=Fingerprint(data="", model="", code=""),
+    )
+
+
+def make_result(task: TrainTask, **changes) -> TrainResult:
+    facts = {
+        "key": task.key(), "fom": 0.5, "epoch": 1, "epochs": 1, "stopped": "epochs",
+        "metrics": {"val_loss": 0.5}, "seconds": 1.0, "samples_per_second": 10.0, "num_ranks": 1,
+        "hosts": ["h"], "devices": ["cpu"], "num_train": 8, "num_val": 2, "num_parameters": 3,
+        "versions": {},
+    }  # fmt: skip
+    return TrainResult(**{**facts, **changes})
+
+
+def run(task: TrainTask, folder: Path, shell: str, environment=None):
+    command = ["sh", "-c", shell]
+    return launch.run_training(
+        dataclasses.asdict(task), command, environment or {}, str(folder), attempt=1
+    )
+
+
+def failure_of(task: TrainTask, folder: Path, shell: str) -> Failure:
+    with pytest.raises(RuntimeError) as caught:
+        run(task, folder, shell)
+    assert type(caught.value) is RuntimeError  # anything else might not unpickle in the driver
+    return Failure(**json.loads(str(caught.value)))
+
+
+def test_the_result_file_is_the_result(tmp_path):
+    task = make_task()
+    make_result(task).write(tmp_path / "made.json")
+    result = run(task, tmp_path / "t", f"cp {tmp_path}/made.json {tmp_path}/t/result.json")
+    assert result == dataclasses.asdict(make_result(task))
+    assert TrainTask.read(TaskPaths(tmp_path / "t").task) == task
+
+
+def test_a_finished_task_is_not_started_again(tmp_path):
+    task = make_task()
+    make_result(task).write(TaskPaths(tmp_path).result)
+    assert run(task, tmp_path, f"touch {tmp_path}/started")["fom"] == 0.5
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_result_of_another_task_does_not_count(tmp_path):
+    make_result(make_task(), key="other").write(TaskPaths(tmp_path).result)
+    assert failure_of(make_task(), tmp_path, "exit 3").reason == "exit"
+
+
+def test_a_result_counts_only_if_whole(tmp_path):
+    task = make_task()
+    paths = TaskPaths(tmp_path)
+    make_result(task).write(paths.result)
+    paths.result.write_text(paths.result.read_text()[:-20])
+    assert launch.finished_result(paths, task.key()) is None
+
+
+def test_the_reason_that_a_rank_wrote_is_the_reason(tmp_path):
+    told = Failure(reason="diverged", message="training loss became nan in epoch 2", rank=1)
+    told.write(tmp_path / "made.json")
+    shell = f"cp {tmp_path}/made.json {tmp_path}/t/failure.json; exit 1"
+    assert failure_of(make_task(), tmp_path / "t", shell) == told
+
+
+def test_without_a_reason_the_exit_status_and_the_last_words_are_given(tmp_path):
+    failure = failure_of(
+        make_task(), tmp_path, "echo 'no space on device' >&2; echo ---- >&2; exit 7"
+    )
+    assert failure == Failure(reason="exit", message="exit status 7: no space on device")
+
+
+def test_a_killed_rank_is_told_from_a_failed_one(tmp_path):
+    failure = failure_of(make_task(), tmp_path, "kill -9 $$")
+    assert failure.reason == "killed"
+
+
+def test_a_program_that_is_not_there_is_a_launch_failure(tmp_path):
+    with pytest.raises(RuntimeError) as caught:
+        launch.run_training(
+            dataclasses.asdict(make_task()), ["no-such-mpirun"], {}, str(tmp_path), attempt=1
+        )
+    assert json.loads(str(caught.value))["reason"] == "launch"
+
+
+def test_output_goes_to_files_attempt_after_attempt(tmp_path):
+    for _ in range(2):
+        failure_of(make_task(), tmp_path, "echo out; echo err >&2; exit 1")
+    assert TaskPaths(tmp_path).stdout.read_text() == "out\nout\n"
+    assert TaskPaths(tmp_path).stderr.read_text().count("=== attempt 1") == 2
+
+
+def test_a_job_past_its_time_is_ended_with_all_its_processes(tmp_path, monkeypatch):
+    """Also those that ignore SIGTERM, and those in a process group of their own, as mpirun's."""
+    monkeypatch.setattr(launch, "TERM_GRACE_S", 0.5)
+    (tmp_path / "stubborn.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.setpgid(0, 0)\n"
+        f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        "time.sleep(100)\n"
+    )
+    shell = f"exec {sys.executable} {tmp_path}/stubborn.py"
+    failure = failure_of(make_task(walltime_min=0.02), tmp_path, shell)
+    assert failure == Failure(
+        reason="time_limit", message="stopped after layout.walltime_min = 0.02 minutes"
+    )
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_killed_worker_takes_its_job_along(tmp_path):
+    worker = subprocess.Popen(
+        [sys.executable, "-c",
+         "import dataclasses, sys; sys.path.insert(0, sys.argv[1]);"
+         "from test_launch import make_task, run; from pathlib import Path;"
+         "run(make_task(), Path(sys.argv[2]), 'echo $$ > $WHERE; exec sleep 100',"
+         " {'WHERE': sys.argv[2] + '/pid'})",
+         str(Path(__file__).parent), str(tmp_path)],
+    )  # fmt: skip
+    pid = int(wait_for(lambda: (tmp_path / "pid").read_text().strip()))
+    worker.kill()
+    worker.wait()
+    wait_for(lambda: not is_alive(pid))
+
+
+def test_the_pinning_of_a_whole_slot_is_not_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0,1")
+    task = make_task()
+    with pytest.raises(RuntimeError):
+        run(task, tmp_path, "env; exit 1", {"OMP_NUM_THREADS": "3"})
+    said = TaskPaths(tmp_path).stdout.read_text()
+    assert "OMP_NUM_THREADS=3" in said
+    assert "GOMP_CPU_AFFINITY" not in said
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition, patience_s: float = 20.0):
+    """The first true value of `condition`; a file that is not there yet counts as not true."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            value = condition()
+        except OSError:
+            value = None
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")

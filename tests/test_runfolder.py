@@ -1,0 +1,65 @@
+"""The run folder: one study, one driver, no left-overs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from test_launch import is_alive, wait_for
+
+from apps.contract import N3LOError
+from workflow import runfolder
+from workflow.study import load
+
+
+def test_the_study_is_copied_into_its_folder_and_stays(study_path, edit, tmp_path):
+    text = study_path.read_text()
+    with runfolder.opened(tmp_path / "run", load(study_path)):
+        pass
+    edit("num_trials = 3", "num_trials = 9")
+    with runfolder.opened(tmp_path / "run", load(study_path)):
+        pass
+    assert (tmp_path / "run" / "study.toml").read_text() == text
+
+
+def test_the_folder_of_another_study_is_refused(study_path, edit, tmp_path):
+    folder = tmp_path / "run"
+    with runfolder.opened(folder, load(study_path)):
+        pass
+    path = edit("epochs = 2", "epochs = 20")
+    with pytest.raises(N3LOError) as caught, runfolder.opened(folder, load(path)):
+        pass
+    assert str(caught.value) == (
+        f"{folder} belongs to another study: training.epochs is 2 there and 20 in {path}; give "
+        "this one another name"
+    )
+
+
+def test_a_second_driver_is_refused_while_the_first_is_at_work(study_path, tmp_path):
+    folder = tmp_path / "run"
+    file = load(study_path)
+    with runfolder.opened(folder, file):
+        assert runfolder.is_running(folder)
+        with pytest.raises(N3LOError, match=f"another driver is at work in .*{os.getpid()}"):
+            runfolder.opened(folder, file).__enter__()
+    assert not runfolder.is_running(folder)
+
+
+def test_what_a_killed_driver_left_is_killed_at_the_next_start(study_path, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mark = {**os.environ, runfolder.MARK: str(folder)}
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], env=mark)
+    other = subprocess.Popen(["sleep", "100"])
+    try:
+        wait_for(lambda: runfolder._is_marked(runfolder.psutil.Process(left.pid), str(folder)))
+        with runfolder.opened(folder, load(study_path)):
+            assert not is_alive(left.pid)
+            assert is_alive(other.pid)
+    finally:
+        left.kill()
+        other.kill()
+        left.wait()
+        other.wait()

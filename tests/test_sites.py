@@ -1,0 +1,107 @@
+"""Sites: exact launch lines, slots and pinning, and settings with clear mistakes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import sites
+from sites.base import SiteError
+from sites.launchers import Shape, mpirun
+from sites.local import Local
+
+
+def test_mpirun_names_host_and_ranks():
+    assert " ".join(mpirun(Shape(num_ranks=2))) == (
+        "mpirun --host localhost:2 -n 2 --bind-to none --mca mpi_yield_when_idle 1 "
+        "--mca pml ob1 --mca btl self,sm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "shape", "slots"),
+    [
+        (8, 0, Shape(num_ranks=2), 4),
+        (8, 0, Shape(num_ranks=2, cores_per_rank=2), 2),
+        (9, 0, Shape(num_ranks=2), 4),
+        (8, 4, Shape(num_ranks=2, gpus_per_rank=1), 2),
+        (2, 4, Shape(num_ranks=1, gpus_per_rank=1), 2),
+    ],
+)
+def test_slots_come_from_cores_and_gpus(cores, gpus, shape, slots):
+    assert Local(cores=cores, gpus=gpus).num_slots(shape) == slots
+
+
+def test_without_settings_the_slots_fill_the_cores_of_this_process():
+    assert Local().num_slots(Shape(num_ranks=1)) == len(os.sched_getaffinity(0))
+
+
+def test_more_ranks_than_the_host_has_gives_the_equation():
+    with pytest.raises(SiteError) as caught:
+        Local(cores=2).num_slots(Shape(num_ranks=3, cores_per_rank=2))
+    assert str(caught.value) == (
+        "a task needs 6 cores (3 ranks x 2 cores_per_rank) and this host has 2: ask for fewer "
+        "ranks under [layout], or add --set cores=6 to share cores"
+    )
+
+
+def test_more_gpus_than_the_host_has_gives_the_equation():
+    with pytest.raises(SiteError) as caught:
+        Local(cores=2, gpus=1).num_slots(Shape(num_ranks=2, gpus_per_rank=1))
+    assert str(caught.value) == (
+        "a task needs 2 GPUs (2 ranks x 1 gpus_per_rank) and this host has 1: ask for fewer "
+        "ranks under [layout]"
+    )
+
+
+def test_each_slot_has_its_own_cores_and_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    shape = Shape(num_ranks=2, gpus_per_rank=1)
+    [executor] = Local().config(shape, tmp_path, None).executors
+    assert executor.cpu_affinity == "list:4,5:6,7"
+    assert list(executor.available_accelerators) == ["0,1", "2,3"]
+    assert executor.max_workers_per_node == 2
+    assert executor.encrypted
+    assert executor.address == "127.0.0.1"
+
+
+def test_slots_that_share_cores_are_not_pinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    [executor] = Local(cores=4).config(Shape(num_ranks=2), tmp_path, None).executors
+    assert executor.cpu_affinity == "none"
+
+
+def test_every_rank_gets_its_number_of_threads():
+    environment = Local().environment(Shape(num_ranks=2, cores_per_rank=3))
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+
+
+def error_of(name: str, settings: dict[str, str]) -> str:
+    with pytest.raises(SiteError) as caught:
+        sites.get(name, settings)
+    return str(caught.value)
+
+
+def test_an_unknown_site_lists_those_there_are():
+    assert error_of("mars", {}) == "--site mars: no such site; there are: local"
+    assert error_of("locl", {}) == "--site locl: no such site; did you mean 'local'?"
+
+
+def test_a_wrong_setting_is_named():
+    assert error_of("local", {"core": "4"}) == (
+        "--set core: site 'local' has no such setting; did you mean 'cores'?"
+    )
+    assert error_of("local", {"cores": "many"}) == "--set cores=many: 'many' is not a whole number"
+    assert error_of("local", {"cores": "0"}) == "--set cores=0: it must be at least 1"
+
+
+def test_a_missing_mpirun_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SiteError) as caught:
+        Local().check()
+    assert str(caught.value) == (
+        "MPI is missing: there is no 'mpirun' on PATH; 'make setup' installs one here, on a "
+        "cluster 'module load' one"
+    )

@@ -1,0 +1,429 @@
+"""A training can be killed and go on to the same weights; one that fails says why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training_helpers import (
+    classes_h5,
+    launch,
+    launch_environment,
+    launch_line,
+    make_task,
+    train_all,
+    write_h5,
+    write_task,
+)
+
+from apps import checkpoint
+from apps.check import check
+from apps.contract import (
+    EarlyStopping,
+    Failure,
+    N3LOError,
+    Target,
+    TaskPaths,
+    Training,
+    TrainResult,
+    TrainTask,
+    read_json,
+    read_json_lines,
+)
+from apps.history import Diverged, check_finite, selected_row, stop_reason
+
+# A model with all that a resumed training could get wrong; it can kill itself in a given step.
+MODEL = """\
+import os
+import signal
+
+import torch
+
+KILL_AT = int(os.environ.get("KILL_AT", 0))
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, width=8, fault=""):
+        super().__init__()
+        self.steps = 0
+        self.fault = fault
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, width),
+            torch.nn.BatchNorm1d(width),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(width, 3),
+        )
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps == KILL_AT > 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault:
+            exec(self.fault)
+        return self.layers(x)
+"""
+FORWARD_FAULT = MODEL.splitlines().index("            exec(self.fault)") + 1
+STEPS = 12  # an epoch of 80 or 81 events in batches of at most 7
+
+
+def tagger_task(folder: Path, fault: str = "", ranks: int = 1, **training: object) -> TrainTask:
+    (folder / "my_model.py").write_text(MODEL)
+    model = {"source": f"{folder / 'my_model.py'}:Tagger", "args": {"fault": fault}}
+    return make_task(
+        [classes_h5(folder / "events.h5")],
+        model=model,
+        training={"strategy": "allreduce" if ranks > 1 else "local", **training},
+        layout={"num_workers": ranks},
+    )
+
+
+def train(path: Path, ranks: int = 1, **environment: str) -> subprocess.CompletedProcess[str]:
+    return launch(ranks, "-m", "apps.train", path, **environment)
+
+
+def failure(path: Path, ranks: int = 1) -> Failure:
+    done = train(path, ranks)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert not TaskPaths(path.parent).result.exists()
+    return Failure.read(TaskPaths(path.parent).failure)
+
+
+# -- what a training leaves ------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_finished_training_leaves_history_weights_and_result(tmp_path):
+    task = tagger_task(tmp_path, metrics=["accuracy"])
+    paths = TaskPaths(tmp_path / "task")
+    done = train(write_task(paths.folder, task))
+    assert done.returncode == 0, done.stderr
+    rows = read_json_lines(paths.history)
+    result = TrainResult.read(paths.result)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert set(rows[0]) == {
+        "epoch", "loss", "val_loss", "accuracy", "val_accuracy", "lr", "seconds",
+    }  # fmt: skip
+    assert result.fom == min(row["val_loss"] for row in rows)
+    assert rows[result.epoch - 1]["val_loss"] == result.fom
+    assert (result.num_train, result.num_val) in ((80, 41), (81, 40))
+    assert result.num_parameters == (3 * 8 + 8) + 2 * 8 + (8 * 3 + 3)
+    assert result.seconds == rows[-1]["seconds"]
+    assert (result.key, result.stopped, result.devices) == (task.key(), "epochs", ["cpu"])
+    assert sorted(each.name for each in paths.folder.iterdir()) == [
+        "history.jsonl", "result.json", "task.json", "weights.pt",
+    ]  # fmt: skip
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "kill_at"), [(1, [STEPS + 3, 2 * STEPS + 1]), (2, [STEPS + 3])])
+def test_a_killed_training_ends_with_the_same_bits(tmp_path, ranks, kill_at):
+    """One rank is killed in the middle of epoch 2 and at the start of epoch 4; two in epoch 3."""
+    settings = {
+        "epochs": 5,
+        "optimizer": {"name": "adam", "lr": 0.02},
+        "scheduler": {"name": "reduce_lr_on_plateau", "patience": 0},
+        "early_stopping": {"patience": 4},
+    }
+    task = tagger_task(tmp_path, ranks=ranks, **settings)
+    whole, killed = (write_task(tmp_path / name, task) for name in ("whole", "killed"))
+    assert train(whole, ranks).returncode == 0
+    for step in kill_at:
+        assert train(killed, ranks, KILL_AT=str(step)).returncode != 0
+        assert TaskPaths(killed.parent).checkpoint.exists()
+    # Too late a step for what is left, but not for a training that starts anew.
+    assert train(killed, ranks, KILL_AT=str(4 * STEPS // ranks)).returncode == 0
+    one, other = TaskPaths(whole.parent), TaskPaths(killed.parent)
+    assert one.weights.read_bytes() == other.weights.read_bytes()
+    rows = [read_json_lines(each.history) for each in (one, other)]
+    assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
+    assert TrainResult.read(one.result).fom == TrainResult.read(other.result).fom
+    assert not other.checkpoint.exists()
+
+
+@pytest.mark.mpi
+def test_schedulers_and_last_epoch_are_kept_as_the_study_asks(tmp_path):
+    """The learning rate of each epoch is the one it was trained with."""
+    optimizer = {"name": "SGD", "lr": 0.1}
+    scheduler = {"name": "ExponentialLR", "gamma": 0.5}
+    task = tagger_task(tmp_path, optimizer=optimizer, scheduler=scheduler, select="last")
+    path = write_task(tmp_path / "task", task)
+    train_all(1, path)
+    rows = read_json_lines(TaskPaths(path.parent).history)
+    assert [row["lr"] for row in rows] == pytest.approx([0.1, 0.05, 0.025])
+    assert TrainResult.read(TaskPaths(path.parent).result).epoch == 3
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_training_that_diverges_says_in_which_epoch(tmp_path):
+    task = tagger_task(tmp_path)
+    (tmp_path / "my_model.py").write_text(
+        MODEL.replace("exec(self.fault)", "pass").replace(
+            "self.layers(x)", "self.layers(x) * (torch.nan if self.steps > 20 else 1)"
+        )
+    )
+    found = failure(write_task(tmp_path / "task", task))
+    assert found == Failure(
+        reason="diverged", message="training loss became nan in epoch 2", rank=0
+    )
+
+
+@pytest.mark.mpi
+def test_an_exception_names_the_line_of_the_users_model(tmp_path):
+    task = tagger_task(tmp_path, fault="torch.zeros(2) @ torch.zeros(3)")
+    found = failure(write_task(tmp_path / "task", task))
+    assert found.reason == "exception"
+    assert found.message.startswith("RuntimeError: ")
+    assert found.message.endswith(f"(my_model.py line {FORWARD_FAULT})")
+
+
+@pytest.mark.mpi
+def test_too_little_memory_is_told_apart(tmp_path):
+    task = tagger_task(tmp_path, fault="torch.empty(1 << 50)")
+    assert failure(write_task(tmp_path / "task", task)).reason == "out_of_memory"
+
+
+@pytest.mark.mpi
+def test_a_failing_rank_ends_the_others(tmp_path):
+    fault = "import os; 1 / (int(os.environ.get('OMPI_COMM_WORLD_RANK', 0)) != 1)"
+    task = tagger_task(tmp_path, fault=fault, ranks=2)
+    found = failure(write_task(tmp_path / "task", task), ranks=2)
+    assert found.rank == 1
+    assert (
+        found.message == f"ZeroDivisionError: division by zero (my_model.py line {FORWARD_FAULT})"
+    )
+
+
+@pytest.mark.mpi
+def test_ranks_that_do_not_fit_the_layout_give_the_equation(tmp_path):
+    task = tagger_task(tmp_path, ranks=3)
+    found = failure(write_task(tmp_path / "task", task))
+    assert "num_workers x ranks_per_worker = 3 x 1 = 3 ranks, but 1 were started" in found.message
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_no_rank_outlives_a_killed_mpirun(tmp_path):
+    fault = f"open('{tmp_path}/' + str(os.getpid()), 'w').close(); import time; time.sleep(60)"
+    path = write_task(
+        tmp_path / "task", tagger_task(tmp_path, fault=f"import os; {fault}", ranks=2)
+    )
+    line = launch_line(2, "-m", "apps.train", path)
+    with subprocess.Popen(line, env=launch_environment(), stderr=subprocess.DEVNULL) as mpirun:
+        pids = wait_for(lambda: [int(each.name) for each in tmp_path.glob("[0-9]*")], 2)
+        mpirun.send_signal(signal.SIGKILL)
+    wait_for(lambda: [pid for pid in pids if not alive(pid)], 2)
+
+
+def wait_for(make, number: int) -> list[int]:
+    for _ in range(300):
+        if len(found := make()) == number:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"still {found} after 30 s")
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+# -- decisions -------------------------------------------------------------------------------------
+
+
+def rows_of(metric: str, values: list[float]) -> list[dict]:
+    return [
+        {"epoch": epoch, metric: value, "seconds": 30.0 * epoch}
+        for epoch, value in enumerate(values, start=1)
+    ]
+
+
+def stopped_after(metric: str, values: list[float], **settings: object) -> tuple[int, str] | None:
+    """The epoch after which a training with these values stops, and why."""
+    training = Training(epochs=len(values), **settings)
+    rows = rows_of(metric, values)
+    for epoch in range(1, len(rows) + 1):
+        if (reason := stop_reason(training, rows[:epoch])) is not None:
+            return epoch, reason
+    return None
+
+
+def test_early_stopping_waits_for_its_patience():
+    values = [5.0, 4.0, 4.5, 4.1, 4.2, 1.0, 1.0]
+    stopping = EarlyStopping(patience=3)
+    assert stopped_after("val_loss", values, early_stopping=stopping) == (5, "early_stopping")
+    stopping = EarlyStopping(patience=4)
+    assert stopped_after("val_loss", values, early_stopping=stopping) == (7, "epochs")
+
+
+def test_an_improvement_within_min_delta_is_none():
+    values = [5.0, 4.95, 4.9, 4.85, 4.8]
+    stopping = EarlyStopping(patience=3, min_delta=0.5)
+    assert stopped_after("val_loss", values, early_stopping=stopping) == (4, "early_stopping")
+
+
+def test_a_target_ends_the_training_in_the_direction_of_its_metric():
+    target = Target(metric="val_accuracy", value=0.8)
+    assert stopped_after("val_accuracy", [0.5, 0.8, 0.9], target=target) == (2, "target")
+    target = Target(metric="val_loss", value=0.8)
+    assert stopped_after("val_loss", [1.0, 0.9, 0.7, 0.6], target=target) == (3, "target")
+
+
+def test_a_training_ends_with_the_epoch_that_passes_its_time():
+    assert stopped_after("val_loss", [1.0] * 9, max_minutes=1.2) == (3, "max_minutes")
+
+
+@pytest.mark.parametrize(("goal", "select", "epoch"), [
+    ("min", "best", 2), ("max", "best", 3), ("min", "last", 4),
+])  # fmt: skip
+def test_the_kept_epoch_is_the_first_best_or_the_last(goal, select, epoch):
+    task = make_task(
+        [Path("a.h5")], training={"select": select}, objective={"metric": "m", "goal": goal}
+    )
+    assert selected_row(task, rows_of("m", [2.0, 1.0, 3.0, 1.0]))["epoch"] == epoch
+
+
+def test_a_value_that_is_not_finite_is_a_divergence():
+    check_finite({"epoch": 3, "loss": 1.0, "val_loss": 2.0})
+    with pytest.raises(Diverged, match="validation loss became inf in epoch 3"):
+        check_finite({"epoch": 3, "loss": 1.0, "val_loss": float("inf")})
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_comes_back_for_its_own_task_only(tmp_path, capsys):
+    path = tmp_path / "checkpoint.pt"
+    assert checkpoint.load(path, "mine") is None
+    checkpoint.save(path, {"key": "mine", "w": torch.ones(2)})
+    assert torch.equal(checkpoint.load(path, "mine")["w"], torch.ones(2))
+    assert capsys.readouterr().err == ""
+    assert checkpoint.load(path, "other") is None
+    assert "is of another task" in capsys.readouterr().err
+
+
+def test_a_torn_checkpoint_is_ignored_with_a_line(tmp_path, capsys):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"key": "mine", "w": torch.ones(200)})
+    for content in (path.read_bytes()[:300], b"", b"no checkpoint"):
+        path.write_bytes(content)
+        assert checkpoint.load(path, "mine") is None
+        assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"key": "mine", "epoch": 1})
+    with pytest.raises(AttributeError):
+        checkpoint.save(path, {"key": "mine", "epoch": lambda: 2})
+    assert checkpoint.load(path, "mine")["epoch"] == 1
+
+
+# -- the check before a campaign -------------------------------------------------------------------
+
+
+def test_the_check_runs_without_mpi_and_leaves_its_report(tmp_path):
+    path = write_task(tmp_path / "task", tagger_task(tmp_path))
+    program = (
+        "import sys; sys.modules['mpi4py'] = None; from apps.check import main;"
+        "sys.argv = ['check', *sys.argv[1:]]; main()"
+    )
+    report = tmp_path / "report.json"
+    assert launch(1, "-c", program, path, report).returncode == 0
+    assert read_json(report) == {
+        "events": 121,
+        "inputs": {"x": {"shape": [3], "dtype": "float32"}},
+        "targets": {"y": {"shape": [], "dtype": "int64"}},
+        "non_finite": {"x": 0, "y": 0},
+        "classes": read_json(report)["classes"],
+        "train_events": [80, 81, 81],
+        "val_events": [41, 40, 40],
+        "num_parameters": 75,
+        "steps_per_epoch": 12,
+        "warnings": [],
+    }
+    assert sum(read_json(report)["classes"]) == 121
+    path.write_text(path.read_text().replace('"x"', '"xx"'))
+    assert launch(1, "-c", program, path, report).returncode == 2
+    assert "there is no 'xx'" in read_json(report)["error"]
+
+
+def test_the_check_counts_numbers_that_are_not_finite(tmp_path):
+    x = np.ones((30, 3), np.float32)
+    x[[3, 4, 29], [0, 1, 2]] = [np.nan, np.inf, -np.inf]
+    path = write_h5(tmp_path / "a.h5", x=x, y=np.arange(30) % 3)
+    report = check(make_task([path]))
+    assert report["non_finite"] == {"x": 3, "y": 0}
+    assert report["warnings"] == ["x holds 3 values that are not finite (nan or inf)"]
+    assert report["classes"] == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("import torch\n", "import torch\nfoo\n",
+         "'my_model.py:Tagger': NameError: name 'foo' is not defined (my_model.py line 5)"),
+        ("import torch\n", "import torch\nif\n", "SyntaxError: invalid syntax (my_model.py"),
+        ("class Tagger", "class Other", "there is no 'Tagger', only Other"),
+        ("width=8, fault", "size=8, flaw", "it takes size, flaw"),
+        ("Linear(3, width)", "Linear(4, width)",
+         "(my_model.py line 27); inputs are (B, 3), targets are (B,)"),
+        ("(torch.nn.Module)", "", "gives a Tagger, not a torch.nn.Module"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_model_is_one_line_that_names_it(tmp_path, old, new, message):
+    task = tagger_task(tmp_path)
+    text = MODEL.replace(old, new)
+    if new == "":
+        text = text.replace("super().__init__()", "self.training = False")
+    (tmp_path / "my_model.py").write_text(text)
+    with pytest.raises(N3LOError) as error:
+        check(task)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"objective": {"metric": "val_acc"}},
+         "objective.metric: there is no 'val_acc', only loss, accuracy, val_loss, val_accuracy"),
+        ({"training": {"early_stopping": {"metric": "auc"}}}, "early_stopping.metric: there is"),
+        ({"training": {"target": {"metric": "auc", "value": 1}}}, "target.metric: there is"),
+        ({"training": {"loss": "hinge"}}, "training.loss: there is no 'hinge', only bce, "),
+        ({"training": {"metrics": ["auc"]}}, "training.metrics: there is no 'auc', only "),
+        ({"training": {"optimizer": {"name": "adamm"}}}, "optimizer: there is no 'adamm'"),
+        ({"training": {"optimizer": {"name": "sgd", "momentun": 0.9}}}, "it takes lr, momentum, "),
+        ({"training": {"optimizer": {"name": "sgd", "lr": -1.0}}}, "Invalid learning rate: -1.0"),
+        ({"training": {"scheduler": {"name": "step_lr", "gama": 0.9}}}, "it takes step_size"),
+        ({"training": {"loss": "mse"}}, "the model gives (B, 3), but the targets are (B)"),
+        ({"training": {"lanes": 3}, "layout": {"num_workers": 2}}, "not a multiple of the 2 ranks"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_study_is_one_line_that_names_it(tmp_path, sections, message):
+    task = make_task(
+        [classes_h5(tmp_path / "events.h5")],
+        **{**sections, "training": {"metrics": ["accuracy"], **sections.get("training", {})}},
+    )
+    with pytest.raises(N3LOError) as error:
+        check(task)
+    assert message in str(error.value)
+
+
+def test_a_model_imports_the_files_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_parts.py").write_text("WIDTH = 5\n")
+    task = tagger_task(tmp_path)
+    (tmp_path / "my_model.py").write_text(
+        "from my_parts import WIDTH\n" + MODEL.replace("width=8", "width=WIDTH")
+    )
+    assert check(task)["num_parameters"] == (3 * 5 + 5) + 2 * 5 + (5 * 3 + 3)
