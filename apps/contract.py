@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -342,7 +343,7 @@ def write_text(path: Path, text: str) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
+    with _named(path), open(beside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -360,7 +361,7 @@ def append_json_line(path: Path, content: Mapping[str, Any]) -> None:
     A line that a kill tore off earlier is ended first, so that it cannot swallow this one.
     """
     line = (json.dumps(content) + "\n").encode()
-    with open(path, "ab+") as file:
+    with _named(path), open(path, "ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -368,6 +369,15 @@ def append_json_line(path: Path, content: Mapping[str, Any]) -> None:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A full disk is noticed while writing, where the error does not know the file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

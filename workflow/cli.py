@@ -22,7 +22,7 @@ from sites.base import Site, SiteError, threads
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno in NO_ROOM:
-            return _say(f"cannot write '{error.filename}': {error.strerror}", USER_ERROR)
+            lost = "nothing that finished is lost, and the same command goes on"
+            return _say(f"cannot write '{error.filename}': {error.strerror}; {lost}", USER_ERROR)
         return _internal_error()
     except Exception:  # noqa: BLE001  a traceback is for us, not for the user
         return _internal_error()

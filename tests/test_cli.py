@@ -1,0 +1,329 @@
+"""The program as a user meets it: whole runs of a small study, and the line for each mistake."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+
+from workflow import cli
+from workflow.ledger import Ledger
+
+
+def executed(result: subprocess.CompletedProcess) -> list[str]:
+    """The tasks that were trained, by the lines of the run."""
+    return re.findall(r"^\d\d:\d\d:\d\d (t\d+-f\d+) done: .* ranks, ", result.stdout, re.M)
+
+
+@pytest.fixture
+def error_of(n3lo, tmp_path):
+    """The one line that a wrong command gets; nothing is left behind."""
+
+    def run(*words, leaves: tuple[str, ...] = ()) -> str:
+        before = {path.name for path in tmp_path.iterdir()}
+        result = n3lo(*words)
+        assert result.returncode == 2, result
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert {path.name for path in tmp_path.iterdir()} - before == set(leaves)
+        return result.stderr.strip()
+
+    return run
+
+
+# -- mistakes --------------------------------------------------------------------------------
+
+
+def test_a_mistake_in_the_study(edit, error_of):
+    path = edit("epochs = 2", "epoch = 2")
+    assert error_of(path) == (
+        f"n3lo: {path}:17: training: unknown key 'epoch'; did you mean 'epochs'?"
+    )
+
+
+def test_an_unknown_site(study_path, error_of):
+    assert error_of(study_path, "--site", "mars") == (
+        "n3lo: --site mars: no such site; there are: local"
+    )
+
+
+def test_an_unknown_option(study_path, error_of):
+    assert error_of(study_path, "--sight", "local") == (
+        "n3lo: unrecognized arguments: --sight local; see 'run_workflow.py --help'"
+    )
+
+
+def test_a_budget_that_is_not_valid(study_path, error_of):
+    assert error_of(study_path, "--trials", "0") == (
+        f"n3lo: {study_path}:25: search: num_trials: 0 is not at least 1"
+    )
+
+
+def test_an_unknown_search_method(edit, error_of):
+    path = edit('method = "random"', 'method = "bayesain"')
+    assert error_of(path) == (
+        "n3lo: search.method: unknown method 'bayesain'; there are: random, grid, bayesian; did "
+        "you mean 'bayesian'?"
+    )
+
+
+def test_more_ranks_than_slots(edit, error_of):
+    path = edit('strategy = "local"', 'strategy = "allreduce"')
+    edit("walltime_min = 2", "walltime_min = 2\nnum_workers = 3")
+    assert error_of(path, "--set", "cores=2") == (
+        "n3lo: a task needs 3 cores (3 ranks x 1 cores_per_rank) and this host has 2: ask for "
+        "fewer ranks under [layout], or add --set cores=3 to share cores"
+    )
+
+
+def test_a_model_that_does_not_import(study_path, error_of):
+    model = study_path.with_name("my_model.py")
+    model.write_text(model.read_text().replace("import torch", "import torch\nimprot numpy"))
+    assert error_of(study_path) == (
+        "n3lo: model.source 'my_model.py:Tagger': SyntaxError: invalid syntax (my_model.py line 2)"
+    )
+
+
+def test_a_model_whose_name_is_not_in_its_file(edit, error_of):
+    path = edit("my_model.py:Tagger", "my_model.py:Tager")
+    assert error_of(path).startswith("n3lo: model.source 'my_model.py:Tager': ")
+
+
+def test_a_missing_data_file(study_path, error_of):
+    study_path.with_name("events.h5").unlink()
+    assert error_of(study_path) == (
+        f"n3lo: {study_path}:9: data.files: there is no file 'events.h5' "
+        f"({study_path.parent / 'events.h5'})"
+    )
+
+
+def test_a_field_that_is_not_in_the_file(edit, error_of):
+    path = edit('inputs = "x"', 'inputs = "xx"')
+    said = error_of(path)
+    assert said.startswith("n3lo: ")
+    assert "'xx'" in said
+    assert "x, y" in said
+
+
+def test_a_truncated_file(study_path, error_of):
+    data = study_path.with_name("events.h5")
+    data.write_bytes(data.read_bytes()[:-500])
+    said = error_of(study_path)
+    assert str(data) in said
+    assert "truncated" in said
+
+
+def test_more_folds_than_events(edit, error_of):
+    assert "65" in error_of(edit("folds = 2", "folds = 65"))
+
+
+def test_a_disk_that_is_read_only(study_path, error_of):
+    assert error_of(study_path, "--runs", "/sys/n3lo") == (
+        "n3lo: cannot write '/sys/n3lo': Operation not permitted; nothing that finished is lost, "
+        "and the same command goes on"
+    )
+
+
+def test_a_disk_that_is_full(study_path, n3lo, tmp_path):
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    ledger = tmp_path / "runs" / "small" / "ledger.jsonl"
+    ledger.symlink_to("/dev/full")
+    result = n3lo(study_path)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "n3lo: cannot write 'runs/small/ledger.jsonl': No space left on device; nothing that "
+        "finished is lost, and the same command goes on\n"
+    )
+
+
+def test_a_status_before_any_start(study_path, error_of):
+    assert error_of("status", study_path) == (
+        "n3lo: there is no ledger in runs/small: start the study with 'python run_workflow.py "
+        "small.toml', or name its folder by --runs"
+    )
+
+
+def test_a_project_that_is_not_installed(study_path, monkeypatch, capsys):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    assert cli.main([str(study_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"n3lo: n3lo is not installed in {sys.prefix}: type 'make setup', or 'pip install -e .' "
+        "in an environment of yours\n"
+    )
+
+
+def test_a_missing_horovod(edit, monkeypatch, capsys):
+    path = edit('strategy = "local"', 'strategy = "allreduce"')
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "horovod" else find(name)
+    )
+    assert cli.main([str(path)]) == 2
+    assert capsys.readouterr().err == (
+        "n3lo: Horovod is missing: type 'make setup', or set training.backend = \"ddp\" in the "
+        "study\n"
+    )
+
+
+def test_a_fault_of_ours_is_no_traceback(study_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_study", lambda options: 1 / 0)
+    assert cli.main(["status", str(study_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("n3lo: a fault of ours: ZeroDivisionError: division by zero; please")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_cannot_be_written_is_named(study_path, monkeypatch, capsys, number):
+    def fail(options):
+        raise OSError(number, "no", "ledger.jsonl")
+
+    monkeypatch.setattr(cli, "_study", fail)
+    assert cli.main(["status", str(study_path)]) == 2
+    assert capsys.readouterr().err.startswith("n3lo: cannot write 'ledger.jsonl': no; nothing")
+
+
+# -- runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign
+def test_a_small_study_from_first_start_to_export(study_path, n3lo, tmp_path):
+    first = n3lo(study_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    assert len(executed(first)) == 3 * 2
+    assert "best trial t" in first.stdout
+    tasks = Ledger(tmp_path / "runs" / "small").tasks()
+    assert len(tasks) == 6
+    assert set(tasks["status"]) == {"done"}
+    assert (tasks["num_ranks"] == 1).all()
+    assert tasks["fom"].equals(tasks["val_loss"].rename("fom"))
+
+    # a second start executes nothing; a deleted result is trained again, and gives the same
+    assert executed(n3lo(study_path)) == []
+    (tmp_path / "runs" / "small" / "t001-f1" / "result.json").unlink()
+    assert executed(n3lo(study_path)) == ["t001-f1"]
+    again = Ledger(tmp_path / "runs" / "small").tasks()
+    assert list(again["fom"]) == list(tasks["fom"])
+
+    # a larger budget continues; a chosen trial is run again
+    assert set(executed(n3lo(study_path, "--trials", 4))) == {"t003-f0", "t003-f1"}
+    rerun = n3lo("rerun", study_path, "--trial", "t002", "--trials", 4)
+    assert sorted(executed(rerun)) == ["t002-f0", "t002-f1"]
+
+    # another study with the same tasks takes them from the cache
+    other = study_path.with_name("other.toml")
+    other.write_text(study_path.read_text().replace('name = "small"', 'name = "other"'))
+    shared = n3lo(other)
+    assert executed(shared) == []
+    assert shared.stdout.count("from the cache") == 6
+
+    # looking at it
+    status = n3lo("status", study_path)
+    assert "not running; 4 trials; tasks: 8 done" in status.stdout
+    report = n3lo("report", study_path)
+    assert "Best trials" in report.stdout
+    assert "core-hours" in report.stdout
+    for name, read in (("tasks.csv", pd.read_csv), ("tasks.parquet", pd.read_parquet)):
+        assert n3lo("export", study_path, "--to", name).returncode == 0
+        assert len(read(tmp_path / name)) == 8
+    refused = n3lo("export", study_path, "--to", "tasks.xls")
+    assert refused.stderr == "n3lo: export to 'tasks.xls': the file must end in .csv or .parquet\n"
+
+    # an edited model: all runs again, and says why
+    model = study_path.with_name("my_model.py")
+    model.write_text(model.read_text().replace("ReLU", "SELU"))
+    edited = n3lo(study_path)
+    assert len(executed(edited)) == 6
+    assert "changed since the last start: the model's source" in edited.stdout
+
+
+@pytest.mark.campaign
+def test_what_goes_wrong_in_a_training_is_a_reason_in_the_ledger(study_path, n3lo, tmp_path):
+    study_path.with_name("my_model.py").write_text(
+        "import os, signal, time, torch\n\n\n"
+        "class Tagger(torch.nn.Module):\n"
+        "    def __init__(self, mode):\n"
+        "        super().__init__()\n"
+        "        self.mode, self.layer = mode, torch.nn.Linear(3, 2)\n\n"
+        "    def forward(self, x):\n"
+        "        if self.training and self.mode == 'raise':\n"
+        "            raise ValueError('no such jet')\n"
+        "        if self.training and self.mode == 'memory':\n"
+        "            torch.empty(10**15)\n"
+        "        if self.training and self.mode == 'hang':\n"
+        "            time.sleep(1000)\n"
+        "        if self.training and self.mode == 'killed':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return self.layer(x) * (float('nan') if self.mode == 'nan' else 1)\n"
+    )
+    text = study_path.read_text().replace("args = { width = 4 }", 'args = { mode = "fine" }')
+    text = text.replace("walltime_min = 2", "walltime_min = 0.15").replace("folds = 2", "folds = 1")
+    text = text[: text.index("[search]")] + (
+        '[search]\nmethod = "grid"\nobjective = { goal = "min" }\nnum_trials = 6\n'
+        "num_parallel = 6\n[search.space]\n"
+        '"model.args.mode" = { type = "choice", values = '
+        '["fine", "raise", "memory", "hang", "killed", "nan"] }\n'
+    )
+    study_path.write_text(text)
+    result = n3lo(study_path)
+    assert result.returncode == 1
+    tasks = Ledger(tmp_path / "runs" / "small").tasks().set_index("model.args.mode")
+    assert dict(tasks["reason"]) == {
+        "fine": "",
+        "raise": "exception",
+        "memory": "out_of_memory",
+        "hang": "time_limit",
+        "killed": "killed",
+        "nan": "diverged",
+    }
+    assert tasks.loc["raise", "message"] == "ValueError: no such jet (my_model.py line 11)"
+    assert tasks.loc["nan", "message"] == "training loss became nan in epoch 1"
+    assert tasks.loc["killed", "attempt"] == 3
+    assert "Failures" in n3lo("report", study_path).stdout
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.campaign
+def test_values_that_are_not_finite_are_counted_in_a_warning(study_path, n3lo):
+    with h5py.File(study_path.with_name("events.h5"), "r+") as file:
+        file["x"][3:5, 1] = np.nan
+    result = n3lo(study_path, "--trials", 1)
+    assert "warning: x holds 2 values that are not finite" in result.stdout
+    assert result.returncode == 1  # they spoil the training, which is a reason in the ledger
+    assert "diverged" in result.stdout
+
+
+def test_a_plan_runs_nothing_and_shows_the_exact_launch_lines(study_path, n3lo, tmp_path):
+    result = n3lo("plan", study_path)
+    assert result.returncode == 0
+    assert not (tmp_path / "runs").exists()
+    assert "3 trials x 2 folds = 6 tasks of 1 workers x 1 ranks" in result.stdout
+    assert (
+        "  t000-f0: mpirun --host localhost:1 -n 1 --bind-to none --mca mpi_yield_when_idle 1 "
+        f"--mca pml ob1 --mca btl self,sm {sys.executable} -P -m apps.train "
+        f"{tmp_path}/runs/small/t000-f0/task.json"
+    ) in result.stdout.splitlines()
+
+
+def test_the_help_names_every_command(n3lo):
+    said = n3lo("--help").stdout
+    for name in cli.COMMANDS:
+        assert name in said
+
+
+def left_over(folder) -> list[str]:
+    """Command lines of live processes that name a folder."""
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if str(folder) in line]
