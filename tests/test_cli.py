@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from workflow import cli
 from workflow.ledger import Ledger
@@ -45,7 +46,7 @@ def error_of(n3lo, tmp_path):
 def test_a_mistake_in_the_study(edit, error_of):
     path = edit("epochs = 2", "epoch = 2")
     assert error_of(path) == (
-        f"n3lo: {path}:17: training: unknown key 'epoch'; did you mean 'epochs'?"
+        f"n3lo: {path}:16: training: unknown key 'epoch'; did you mean 'epochs'?"
     )
 
 
@@ -63,7 +64,7 @@ def test_an_unknown_option(study_path, error_of):
 
 def test_a_budget_that_is_not_valid(study_path, error_of):
     assert error_of(study_path, "--trials", "0") == (
-        f"n3lo: {study_path}:25: search: num_trials: 0 is not at least 1"
+        f"n3lo: {study_path}:24: search: num_trials: 0 is not at least 1"
     )
 
 
@@ -132,16 +133,23 @@ def test_a_disk_that_is_read_only(study_path, error_of):
     )
 
 
-def test_a_disk_that_is_full(study_path, n3lo, tmp_path):
-    (tmp_path / "runs" / "small").mkdir(parents=True)
-    ledger = tmp_path / "runs" / "small" / "ledger.jsonl"
-    ledger.symlink_to("/dev/full")
-    result = n3lo(study_path)
-    assert result.returncode == 2
-    assert result.stderr == (
-        "n3lo: cannot write 'runs/small/ledger.jsonl': No space left on device; nothing that "
-        "finished is lost, and the same command goes on\n"
+@pytest.mark.parametrize("size_kb", [4, 40])
+def test_a_disk_that_is_full(study_path, tmp_path, size_kb):
+    """A real one, in a mount namespace: full from the start, or in the middle of the run."""
+    program = f"exec {sys.executable} {ROOT / 'run_workflow.py'} {study_path} --runs full"
+    script = f"mkdir full && mount -t tmpfs -o size={size_kb}k none full && {program}"
+    result = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2, result
+    assert result.stderr.count("\n") == 1
+    assert re.match(
+        "n3lo: cannot write 'full/.*': No space left on device; nothing that finished is lost, and "
+        "the same command goes on$",
+        result.stderr,
     )
+    assert not left_over(tmp_path)
 
 
 def test_a_status_before_any_start(study_path, error_of):

@@ -1,0 +1,119 @@
+"""Nothing is lost: kill -9 of the driver, of a worker, of a rank; and what Ctrl-C leaves behind."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+from test_cli import left_over
+from test_launch import wait_for
+
+from apps.contract import read_json_lines
+from workflow.ledger import Ledger
+
+pytestmark = pytest.mark.campaign
+
+COLUMNS = ["trial", "fold", "status", "fom", "training.optimizer.lr", "model.args.width", "key"]
+
+
+@pytest.fixture
+def start(study_path, tmp_path):
+    """Start a driver and do not wait for it.
+
+    Its output goes to files: what outlives it would keep a pipe open.
+    """
+
+    def run(*words: str) -> subprocess.Popen:
+        with open(tmp_path / "out.txt", "w") as out, open(tmp_path / "err.txt", "w") as err:
+            return subprocess.Popen(
+                [sys.executable, str(ROOT / "run_workflow.py"), str(study_path), *words],
+                cwd=tmp_path,
+                stdout=out,
+                stderr=err,
+            )
+
+    return run
+
+
+def rows(tmp_path, event: str) -> list[dict]:
+    found = read_json_lines(tmp_path / "runs" / "small" / "ledger.jsonl")
+    return [row for row in found if row["event"] == event]
+
+
+def finished(tmp_path) -> set[tuple[int, int]]:
+    return {(row["trial"], row["fold"]) for row in rows(tmp_path, "end") if row["status"] == "done"}
+
+
+def ranks(tmp_path) -> list[psutil.Process]:
+    """The live training processes of this test, without their mpirun."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "apps.train" in words and "mpirun" not in words[0] and str(tmp_path) in words[-1]:
+            found.append(process)
+    return found
+
+
+def test_a_driver_killed_at_random_moments_loses_nothing(start, n3lo, study_path, tmp_path):
+    moments = random.Random(7)
+    done: set[tuple[int, int]] = set()
+    for _ in range(5):
+        driver = start("--set", "cores=2")
+        time.sleep(moments.uniform(2, 14))
+        driver.kill()
+        driver.wait()
+        assert done <= finished(tmp_path)
+        done = finished(tmp_path)
+    last = n3lo(study_path, "--set", "cores=2")
+    assert last.returncode == 0, last
+    assert not left_over(tmp_path)
+
+    # no task was started after its result was recorded
+    ended: set[tuple[int, int]] = set()
+    for row in read_json_lines(tmp_path / "runs" / "small" / "ledger.jsonl"):
+        task = (row.get("trial"), row.get("fold"))
+        if row["event"] == "start":
+            assert task not in ended
+        if row["event"] == "end" and row["status"] == "done":
+            ended.add(task)
+
+    # the table is that of a run which was left alone
+    disturbed = Ledger(tmp_path / "runs" / "small").tasks()
+    undisturbed = n3lo(study_path, "--runs", "alone")
+    assert undisturbed.returncode == 0
+    assert disturbed[COLUMNS].equals(Ledger(tmp_path / "alone" / "small").tasks()[COLUMNS])
+
+
+def test_a_killed_rank_and_a_killed_worker_cost_an_attempt(start, tmp_path):
+    driver = start("--set", "cores=1")
+    wait_for(lambda: ranks(tmp_path), 60)[0].kill()
+    wait_for(lambda: [row for row in rows(tmp_path, "end") if row["status"] == "failed"], 60)
+    rank = wait_for(lambda: ranks(tmp_path), 60)[0]
+    worker = rank.parent().parent()
+    assert "process_worker_pool" in " ".join(worker.cmdline())
+    worker.kill()
+    assert driver.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
+    failures = [row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"]
+    assert failures == ["killed", "lost"]
+    tasks = Ledger(tmp_path / "runs" / "small").tasks()
+    assert set(tasks["status"]) == {"done"}
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "status", "said"), [
+    (signal.SIGINT, 130, "n3lo: interrupted; the same command goes on from here\n"),
+    (signal.SIGTERM, 143, "n3lo: terminated; the same command goes on from here\n"),
+])  # fmt: skip
+def test_a_driver_that_is_told_to_end_takes_everything_along(start, tmp_path, number, status, said):
+    driver = start()
+    wait_for(lambda: ranks(tmp_path), 60)
+    driver.send_signal(number)
+    assert driver.wait(timeout=60) == status
+    assert (tmp_path / "err.txt").read_text() == said
+    assert not left_over(tmp_path)
