@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Local(Site):
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
         from parsl.config import Config
         from parsl.executors import HighThroughputExecutor
+        from parsl.jobs.error_handlers import windowed_error_handler
         from parsl.launchers import SimpleLauncher
         from parsl.providers import LocalProvider
 
@@ -72,7 +74,8 @@ class Local(Site):
                     cpu_affinity=self._core_lists(shape, slots),
                     available_accelerators=self._gpu_lists(shape, slots),
                     heartbeat_period=2,  # how soon a killed worker is noticed, in seconds
-                    heartbeat_threshold=30,
+                    heartbeat_threshold=10,  # and a killed pool of workers
+                    block_error_handler=partial(windowed_error_handler, threshold=3),
                     provider=LocalProvider(
                         init_blocks=1, min_blocks=1, max_blocks=1, launcher=SimpleLauncher()
                     ),
@@ -81,8 +84,8 @@ class Local(Site):
             memoizer=memoizer,
             run_dir=str(run_dir),
             retries=0,  # workflow/campaign.py retries, so that each attempt is a row of the ledger
+            strategy_period=0.5,  # how soon workers are started, in seconds
             usage_tracking=0,
-            initialize_logging=True,
         )
 
     def command(self, shape: Shape) -> list[str]:

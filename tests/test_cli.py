@@ -145,7 +145,7 @@ def test_a_disk_that_is_full(study_path, tmp_path, size_kb):
     assert result.returncode == 2, result
     assert result.stderr.count("\n") == 1
     assert re.match(
-        "n3lo: cannot write 'full/.*': No space left on device; nothing that finished is lost, and "
+        "n3lo: cannot write 'full.*': No space left on device; nothing that finished is lost, and "
         "the same command goes on$",
         result.stderr,
     )

@@ -55,7 +55,7 @@ def ranks(tmp_path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "apps.train" in words and "mpirun" not in words[0] and str(tmp_path) in words[-1]:
+        if words[1:4] == ["-P", "-m", "apps.train"] and str(tmp_path) in words[-1]:
             found.append(process)
     return found
 
@@ -90,17 +90,26 @@ def test_a_driver_killed_at_random_moments_loses_nothing(start, n3lo, study_path
     assert disturbed[COLUMNS].equals(Ledger(tmp_path / "alone" / "small").tasks()[COLUMNS])
 
 
-def test_a_killed_rank_and_a_killed_worker_cost_an_attempt(start, tmp_path):
+def family(tmp_path, place: int) -> psutil.Process | None:
+    """A live rank (place 0), or what started it (1, 2, ...)."""
+    for rank in ranks(tmp_path):
+        line = [rank, *rank.parents()]
+        if "process_worker_pool" in " ".join(line[3].cmdline() if len(line) > 3 else []):
+            return line[place]
+    return None
+
+
+def failures(tmp_path) -> list[str]:
+    return [row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"]
+
+
+def test_a_killed_rank_or_worker_or_pool_of_workers_costs_an_attempt(start, tmp_path):
     driver = start("--set", "cores=1")
-    wait_for(lambda: ranks(tmp_path), 60)[0].kill()
-    wait_for(lambda: [row for row in rows(tmp_path, "end") if row["status"] == "failed"], 60)
-    rank = wait_for(lambda: ranks(tmp_path), 60)[0]
-    worker = rank.parent().parent()
-    assert "process_worker_pool" in " ".join(worker.cmdline())
-    worker.kill()
+    for killed, place in enumerate([0, 2, 3]):  # of rank, mpirun, worker, pool
+        wait_for(lambda place=place: family(tmp_path, place), 60).kill()
+        wait_for(lambda killed=killed: len(failures(tmp_path)) > killed, 60)
     assert driver.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
-    failures = [row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"]
-    assert failures == ["killed", "lost"]
+    assert failures(tmp_path) == ["killed", "lost", "lost"]
     tasks = Ledger(tmp_path / "runs" / "small").tasks()
     assert set(tasks["status"]) == {"done"}
     assert not left_over(tmp_path)

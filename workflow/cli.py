@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in NO_ROOM:
             lost = "nothing that finished is lost, and the same command goes on"
-            return _say(f"cannot write '{error.filename}': {error.strerror}; {lost}", USER_ERROR)
+            name = error.filename or options.runs  # while writing, the file is not always known
+            return _say(f"cannot write '{name}': {error.strerror}; {lost}", USER_ERROR)
         return _internal_error()
     except Exception:  # noqa: BLE001  a traceback is for us, not for the user
         return _internal_error()
