@@ -201,5 +201,6 @@ def _explain(paths: TaskPaths, exit_code: int | None, walltime_min: float) -> Fa
 def _last_line(path: Path) -> str:
     """The last line of the log that says something, without the rules that mpirun draws."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    said = [line.strip() for line in lines if line.strip(" -=*\t")]
+    # A full disk leaves zeros.
+    said = [line.strip() for line in lines if line.strip(" -=*\t\0")]
     return said[-1][:300] if said else "no output"

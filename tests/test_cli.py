@@ -133,20 +133,22 @@ def test_a_disk_that_is_read_only(study_path, error_of):
     )
 
 
-@pytest.mark.parametrize("size_kb", [4, 40])
+@pytest.mark.parametrize("size_kb", [4, 100, 240])
 def test_a_disk_that_is_full(study_path, tmp_path, size_kb):
-    """A real one, in a mount namespace: full from the start, or in the middle of the run."""
+    """A real one, in a mount namespace: full from the start, or in the middle of the run.
+
+    Then either the driver ends with one line, or the tasks that could not write have failed.
+    """
     program = f"exec {sys.executable} {ROOT / 'run_workflow.py'} {study_path} --runs full"
     script = f"mkdir full && mount -t tmpfs -o size={size_kb}k none full && {program}"
     result = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert result.returncode == 2, result
-    assert result.stderr.count("\n") == 1
-    assert re.match(
+    assert result.returncode == 2 or (size_kb > 4 and result.returncode == 1), result
+    assert result.stderr == "" or re.fullmatch(
         "n3lo: cannot write 'full.*': No space left on device; nothing that finished is lost, and "
-        "the same command goes on$",
+        "the same command goes on\n",
         result.stderr,
     )
     assert not left_over(tmp_path)

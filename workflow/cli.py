@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib.metadata
+import logging
 import os
 import shlex
 import signal
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words.insert(0, "run")
     signal.signal(signal.SIGTERM, _terminate)
+    logging.raiseExceptions = False  # on a full disk, Parsl's log would fill the screen instead
     os.environ.update(threads(1))  # before numpy is imported: threads of the search fight the ranks
     # Parsl's programs and mpirun are looked for on PATH, which lacks them where the virtual
     # environment is not activated.
