@@ -35,6 +35,7 @@ class Console:
     live: Live | None = None
     started: float = field(default_factory=time.monotonic)
     executed: int = 0
+    last_ended: float = 0.0
     shown: float = 0.0
 
     @contextmanager
@@ -54,6 +55,7 @@ class Console:
         """One line for each attempt that ended; with the live table, only where it failed."""
         if not outcome.cached:
             self.executed += 1
+            self.last_ended = time.monotonic()
         if outcome.failure is not None:
             failure = outcome.failure
             self.note(f"{_clock()} {task.id} failed: {failure.reason}: {failure.message}")
@@ -101,7 +103,8 @@ class Console:
         """From the rate of this session; unknown before the first task ended."""
         if not self.executed:
             return "?"
-        seconds = (time.monotonic() - self.started) / self.executed * num_tasks
+        pace = (self.last_ended - self.started) / self.executed
+        seconds = max(pace * num_tasks - (time.monotonic() - self.last_ended), 0.0)
         return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
