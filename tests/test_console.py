@@ -6,9 +6,9 @@ import io
 
 import pandas as pd
 from rich.console import Console as Terminal
+from test_ledger import FINGERPRINT, finish
 
 from apps.contract import Objective
-from test_ledger import FINGERPRINT, finish
 from workflow.console import Console, by_score, score_text, short_names
 from workflow.ledger import Ledger, session_facts
 
