@@ -44,6 +44,9 @@ class ThreadEngine:
         self._running: list[TrainTask] = []
         self._lock = threading.Lock()
 
+    def check(self) -> None:
+        """Threads do not break down."""
+
     def is_finished(self, task: TrainTask) -> bool:
         return task.key() in self.finished
 

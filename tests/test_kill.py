@@ -115,6 +115,26 @@ def test_a_killed_rank_or_worker_or_pool_of_workers_costs_an_attempt(start, tmp_
     assert not left_over(tmp_path)
 
 
+def test_a_killed_interchange_ends_the_session_and_the_same_command_goes_on(
+    start, n3lo, study_path, tmp_path
+):
+    driver = start("--set", "cores=1")
+    wait_for(lambda: ranks(tmp_path), 60)
+    [interchange] = [
+        child
+        for child in psutil.Process(driver.pid).children()
+        if "interchange" in " ".join(child.cmdline())
+    ]
+    interchange.kill()
+    assert driver.wait(timeout=60) == 2
+    assert (tmp_path / "err.txt").read_text() == (
+        "n3lo: the task engine broke down: Parsl's interchange ended with status -9; the same "
+        "command goes on\n"
+    )
+    assert not left_over(tmp_path)
+    assert n3lo(study_path).returncode == 0
+
+
 @pytest.mark.parametrize(("number", "status", "said"), [
     (signal.SIGINT, 130, "n3lo: interrupted; the same command goes on from here\n"),
     (signal.SIGTERM, 143, "n3lo: terminated; the same command goes on from here\n"),

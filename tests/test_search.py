@@ -129,7 +129,7 @@ def test_a_search_survives(method: str, value: Callable[[int, Point], float | No
 @each_method
 @pytest.mark.parametrize("goal", ["min", "max"])
 def test_a_finite_space_gives_all_its_points_then_none(method: str, goal: str) -> None:
-    search = create(method, NINE, "max" if goal == "max" else "min", 20, {}, 1)
+    search = create(method, NINE, "max" if goal == "max" else "min", {}, 1)
     history = run(search, lambda _, point: float(point["k"]), 20)
     assert distinct(NINE, [seen.point for seen in history]) == len(history) == 9
     assert search.propose([], [seen.point for seen in history], 3, rng_of(0)) == []
@@ -177,7 +177,7 @@ def test_bayesian_beats_random_on_a_quadratic() -> None:
 
     best = {
         method: [
-            min(seen.value or 0.0 for seen in run(build(method, SQUARE, 25, seed), bowl, 25, seed))
+            min(seen.value or 0.0 for seen in run(build(method, SQUARE, seed), bowl, 25, seed))
             for seed in range(5)
         ]
         for method in ("random", "bayesian")
@@ -186,7 +186,7 @@ def test_bayesian_beats_random_on_a_quadratic() -> None:
 
 
 def test_bayesian_climbs_where_more_is_better() -> None:
-    search = create("bayesian", SQUARE, "max", 20, {}, 1)
+    search = create("bayesian", SQUARE, "max", {}, 1)
     history = run(search, lambda _, point: -(float(point["x"]) ** 2) - float(point["y"]) ** 2, 20)
     assert max(seen.value for seen in history if seen.value is not None) > -1e-3
 
@@ -197,7 +197,7 @@ def test_bayesian_keeps_away_from_where_trials_fail() -> None:
     def cliff(trial: int, point: Point) -> float:
         return math.nan if float(point["x"]) > 0.2 else -float(point["x"])
 
-    history = run(build("bayesian", SQUARE, 30), cliff, 30)
+    history = run(build("bayesian", SQUARE), cliff, 30)
     late = [seen.value for seen in history[10:] if seen.value is not None]
     assert sum(math.isnan(value) for value in late) < 0.35 * len(late)
 
@@ -257,13 +257,13 @@ def test_what_a_user_got_wrong_is_told_in_one_line(
     method: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(N3LOError) as error:
-        create(method, NINE, "min", 10, options, 1)
+        create(method, NINE, "min", options, 1)
     assert str(error.value) == message
 
 
 def test_scikit_learn_is_imported_only_for_what_needs_it() -> None:
     code = (
         "import sys; from workflow.search import create; from workflow.space import Space;"
-        "create('random', Space({}), 'min', 1, {}, 1); sys.exit('sklearn' in sys.modules)"
+        "create('random', Space({}), 'min', {}, 1); sys.exit('sklearn' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

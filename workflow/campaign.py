@@ -49,6 +49,7 @@ class Campaign:
                     self._start(trial)
             if not self.running:
                 return
+            self.engine.check()
             done, _ = wait(self.running, timeout=REFRESH_S, return_when=FIRST_COMPLETED)
             for future in done:
                 task, attempt = self.running.pop(future)

@@ -67,7 +67,9 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
             with console.showing(), engine(site, shape, folder, results) as started:
                 Campaign(planner, search, ledger, started, console, num_slots).run()
         except EngineError as error:
-            raise N3LOError(f"the task engine broke down: {error}") from None
+            raise N3LOError(
+                f"the task engine broke down: {error}; the same command goes on"
+            ) from None
         report.print_best(ledger, study, out)
         out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
         failed = int((ledger.tasks()["status"] == "failed").sum())

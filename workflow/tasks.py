@@ -41,6 +41,7 @@ class Outcome:
 class Engine:
     """Starts tasks on a site."""
 
+    kernel: Any  # Parsl's DataFlowKernel
     app: Any
     site: Site
     run_folder: Path
@@ -81,6 +82,22 @@ class Engine:
             raise EngineError(" ".join(str(error).split()))
         return Outcome(failure=_failure(error), folder=own)
 
+    def check(self) -> None:
+        """See that tasks can still end: Parsl does not notice if its interchange is gone.
+
+        Raises:
+            EngineError: it is.
+        """
+        for executor in self.kernel.executors.values():
+            interchange = getattr(executor, "interchange_proc", None)
+            if interchange is not None and interchange.poll() is not None:
+                error = EngineError(
+                    f"Parsl's interchange ended with status {interchange.returncode}"
+                )
+                # Or Parsl, at its end, would wait for an answer of the interchange for ever.
+                executor.set_bad_state_and_fail_all(error)
+                raise error
+
     def _paths(self, task: TrainTask) -> TaskPaths:
         return TaskPaths(self.run_folder / task.id)
 
@@ -91,7 +108,7 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
     config = site.config(shape, run_folder / "parsl", TaskCache(results))
     with parsl.load(config) as kernel:
         app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
-        yield Engine(app, site, run_folder.resolve(), results)
+        yield Engine(kernel, app, site, run_folder.resolve(), results)
 
 
 def _failure(error: BaseException) -> Failure:
