@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,9 @@ class Local(Site):
                     address="127.0.0.1",
                     loopback_address="127.0.0.1",
                     encrypted=True,
+                    interchange_launch_cmd=[
+                        *(sys.executable, "-P", "-m", "sites.detached", "interchange.py")
+                    ],
                     max_workers_per_node=slots,
                     cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
                     cpu_affinity=self._core_lists(shape, slots),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -36,6 +37,7 @@ def start(study_path, tmp_path):
                 cwd=tmp_path,
                 stdout=out,
                 stderr=err,
+                start_new_session=True,
             )
 
     return run
@@ -142,7 +144,8 @@ def test_a_killed_interchange_ends_the_session_and_the_same_command_goes_on(
 def test_a_driver_that_is_told_to_end_takes_everything_along(start, tmp_path, number, status, said):
     driver = start()
     wait_for(lambda: ranks(tmp_path), 60)
-    driver.send_signal(number)
+    # Ctrl-C reaches all that was started from the terminal, SIGTERM the driver alone.
+    os.killpg(driver.pid, number) if number == signal.SIGINT else driver.terminate()
     assert driver.wait(timeout=60) == status
     assert (tmp_path / "err.txt").read_text() == said
     assert not left_over(tmp_path)

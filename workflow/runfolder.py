@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
     Raises:
         N3LOError: another study's folder, or another driver is at work in it.
     """
+    _check_name(folder)
     copy = folder / "study.toml"
     if copy.exists():
         _check_same_study(copy, file)
@@ -49,6 +51,16 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
             yield
         finally:
             sweep(folder)
+
+
+def _check_name(folder: Path) -> None:
+    """Parsl writes the folder's name into shell scripts without quotes."""
+    strange = sorted(set(re.sub(r"[\w/.,:=@%+-]", "", str(folder.resolve()))))
+    if strange:
+        raise N3LOError(
+            f"--runs: Parsl cannot work in '{folder.resolve()}', whose name has {strange}: choose "
+            f"a folder without by --runs"
+        )
 
 
 def _check_same_study(copy: Path, file: StudyFile) -> None:

@@ -88,15 +88,9 @@ class Engine:
         Raises:
             EngineError: it is.
         """
-        for executor in self.kernel.executors.values():
-            interchange = getattr(executor, "interchange_proc", None)
-            if interchange is not None and interchange.poll() is not None:
-                error = EngineError(
-                    f"Parsl's interchange ended with status {interchange.returncode}"
-                )
-                # Or Parsl, at its end, would wait for an answer of the interchange for ever.
-                executor.set_bad_state_and_fail_all(error)
-                raise error
+        error = _broken(self.kernel)
+        if error is not None:
+            raise error
 
     def _paths(self, task: TrainTask) -> TaskPaths:
         return TaskPaths(self.run_folder / task.id)
@@ -108,7 +102,23 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
     config = site.config(shape, run_folder / "parsl", TaskCache(results))
     with parsl.load(config) as kernel:
         app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
-        yield Engine(kernel, app, site, run_folder.resolve(), results)
+        try:
+            yield Engine(kernel, app, site, run_folder.resolve(), results)
+        finally:
+            _broken(kernel)
+
+
+def _broken(kernel: Any) -> EngineError | None:
+    """What is wrong with Parsl, if anything: it does not notice itself."""
+    for executor in kernel.executors.values():
+        interchange = getattr(executor, "interchange_proc", None)
+        if interchange is not None and interchange.poll() is not None:
+            error = EngineError(f"Parsl's interchange ended with status {interchange.returncode}")
+            # Or Parsl, at its end, would wait for an answer of the interchange for ever.
+            if not executor.bad_state_is_set:
+                executor.set_bad_state_and_fail_all(error)
+            return error
+    return None
 
 
 def _failure(error: BaseException) -> Failure:
