@@ -15,7 +15,7 @@ PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 setup: $(VENV)/.n3lo-installed
 
 run: setup
-	$(BIN)/python run_workflow.py $(STUDY) --site $(SITE)
+	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
 test: lint
 	$(BIN)/python -m pytest

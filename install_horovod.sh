@@ -26,5 +26,5 @@ PATH="$bin:$PATH" CXX="$folder/c++" MAKEFLAGS="-j$(getconf _NPROCESSORS_ONLN)" \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 \
     HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
     "$bin/pip" install --quiet --constraint "$constraints" --no-build-isolation --no-cache-dir \
-    --no-deps horovod >"$folder/log" 2>&1 || { tail -n 40 "$folder/log" >&2; exit 1; }
+    --no-deps --force-reinstall horovod >"$folder/log" 2>&1 || { tail -n 40 "$folder/log" >&2; exit 1; }
 "$bin/python" -c 'import torch, horovod.torch'

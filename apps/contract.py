@@ -97,6 +97,10 @@ class Data(Section):
             f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
         )
         require(
+            self.memory_gb is None or self.memory_gb > 0,
+            f"memory_gb: {self.memory_gb} is not above 0",
+        )
+        require(
             self.block_events is None or self.block_events >= 1,
             f"block_events: {self.block_events} is not at least 1",
         )
@@ -145,10 +149,16 @@ class Training(Section):
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
         require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
-        require("name" in self.optimizer, "optimizer: needs a name, as in { name = 'adam' }")
+        for key, table, example in (
+            ("optimizer", self.optimizer, "{ name = 'adam' }"),
+            ("scheduler", self.scheduler, "{ name = 'exponential_lr', gamma = 0.9 }"),
+        ):
+            named = table is None or isinstance(table.get("name"), str)
+            require(named, f"{key}: needs a name, as in {example}")
+        require(self.lanes is None or self.lanes >= 1, f"lanes: {self.lanes} is not at least 1")
         require(
-            self.scheduler is None or "name" in self.scheduler,
-            "scheduler: needs a name, as in { name = 'exponential_lr', gamma = 0.9 }",
+            self.max_minutes is None or self.max_minutes > 0,
+            f"max_minutes: {self.max_minutes} is not above 0",
         )
         require(
             self.clip_norm is None or self.clip_norm > 0,

@@ -10,10 +10,11 @@ if it fails. Started again after a kill it goes on from checkpoint.pt, to the ve
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
 import importlib.metadata
 import json
-import os
 import platform
 import signal
 import sys
@@ -176,8 +177,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             num_parameters=experiment.num_parameters,
             versions=versions(),
         )
-        paths.checkpoint.unlink()
         result.write(paths.result)
+        paths.checkpoint.unlink()
 
 
 def die_with_launcher() -> None:
@@ -225,14 +226,9 @@ def record_failure(paths: TaskPaths, error: BaseException, file: str | None) -> 
         message=str(error) if plain else describe(error, file),
         rank=MPI.COMM_WORLD.rank,
     )
-    beside = paths.failure.with_name(f".failure.{failure.rank}")
-    failure.write(beside)
-    try:
-        os.link(beside, paths.failure)  # unlike a rename, it fails if the name is taken
-    except FileExistsError:
-        pass
-    finally:
-        beside.unlink()
+    # Unlike a rename, this fails if the name is taken; if a kill tears it, the log has the reason.
+    with contextlib.suppress(FileExistsError), open(paths.failure, "x") as file:
+        json.dump(dataclasses.asdict(failure), file)
 
 
 if __name__ == "__main__":

@@ -232,6 +232,12 @@ def test_a_small_study_from_first_start_to_export(study_path, n3lo, tmp_path):
     rerun = n3lo("rerun", study_path, "--trial", "t002", "--trials", 4)
     assert sorted(executed(rerun)) == ["t002-f0", "t002-f1"]
 
+    # what lies beyond the budget cannot be rerun: its results would be forgotten for nothing
+    beyond = n3lo("rerun", study_path, "--trial", "3")
+    assert beyond.returncode == 2
+    assert beyond.stderr == "n3lo: --trial 3: no such trial in the ledger and budget: 0 to 2\n"
+    assert Ledger(tmp_path / "runs" / "small").trials_by_number[3].tasks[0].status == "done"
+
     # another study with the same tasks takes them from the cache
     other = study_path.with_name("other.toml")
     other.write_text(study_path.read_text().replace('name = "small"', 'name = "other"'))

@@ -42,6 +42,28 @@ def test_a_changed_file_that_the_model_imports_is_noticed(digest, study_path):
     assert digest().model != before.model
 
 
+@pytest.mark.parametrize("edited", ["__init__.py", "a.py", "b.py", "deep/c.py"])
+def test_a_changed_file_of_a_package_that_the_model_imports_is_noticed(digest, study_path, edited):
+    package = study_path.parent / "mylib"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from mylib.b import W\nfrom .deep import c\n")
+    (package / "b.py").write_text("W = 1\n")
+    (package / "deep" / "c.py").write_text("from ..b import W\n")
+    model = study_path.with_name("my_model.py")
+    model.write_text("from mylib.a import W\n" + model.read_text())
+    before = digest()
+    with open(package / edited, "a") as file:
+        file.write("X = 2\n")
+    assert digest().model != before.model
+
+
+def test_a_model_in_another_encoding_is_read(digest, study_path):
+    model = study_path.with_name("my_model.py")
+    model.write_bytes(b"# coding: latin-1\n# caf\xe9\n" + model.read_bytes())
+    assert digest().model
+
+
 def test_changed_data_are_noticed(digest, study_path):
     before = digest()
     with open(study_path.with_name("events.h5"), "r+b") as file:

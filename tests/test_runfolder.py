@@ -40,7 +40,7 @@ def test_the_folder_of_another_study_is_refused(study_path, edit, tmp_path):
 @pytest.mark.parametrize("name", ["my runs", "a;b", "$HOME"])
 def test_a_folder_that_a_shell_would_misread_is_refused(study_path, tmp_path, name):
     folder = tmp_path / name
-    with pytest.raises(N3LOError, match="choose a folder without by --runs"):
+    with pytest.raises(N3LOError, match="choose another folder by --runs"):
         runfolder.opened(folder, load(study_path)).__enter__()
     assert not folder.exists()
 

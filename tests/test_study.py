@@ -70,6 +70,12 @@ MISTAKES = [
      "are: loss, accuracy, val_loss, val_accuracy"),
     ('name = "small"', 'name = "../small"',
      "name: '../small' must be letters, digits, '.', '_', '-' (it names a folder)"),
+    ("lr = 0.1 }", "lr = inf }", "training.optimizer.lr: inf is not finite"),
+    ("epochs = 2", "epochs = 2\nmax_minutes = -1.0", "training: max_minutes: -1.0 is not above 0"),
+    ("epochs = 2", "epochs = 2\nlanes = 0", "training: lanes: 0 is not at least 1"),
+    ('name = "sgd"', "name = 3", "training: optimizer: needs a name, as in { name = 'adam' }"),
+    ('name = "small"', 'name = "cache"',
+     "name: 'cache' is the folder of the results of all studies"),
 ]  # fmt: skip
 
 
@@ -137,6 +143,30 @@ def test_a_missing_data_file_is_named_with_its_full_path(study_path):
         f"{study_path}:{where}: data.files: there is no file 'events.h5' "
         f"({study_path.parent / 'events.h5'})"
     )
+
+
+def test_a_file_that_is_named_twice_would_leak_into_validation(edit):
+    path = edit('files = ["events.h5"]', 'files = ["events.h5", "*.h5"]')
+    with pytest.raises(N3LOError) as caught:
+        load(path).data_files()
+    assert str(caught.value) == (
+        f"{path}:9: data.files: '*.h5' names {path.parent / 'events.h5'} once more"
+    )
+
+
+def test_a_study_in_a_folder_with_brackets_finds_its_files(study_path):
+    folder = study_path.parent / "run[1]"
+    folder.mkdir()
+    for name in ("small.toml", "events.h5"):
+        (folder / name).write_bytes((study_path.parent / name).read_bytes())
+    assert load(folder / "small.toml").data_files() == [folder / "events.h5"]
+
+
+def test_a_section_that_is_no_table_is_told_though_the_command_line_replaces_in_it(edit):
+    path = edit("name", "name")
+    path.write_text("search = 3\n" + path.read_text().partition("[search]")[0])
+    with pytest.raises(N3LOError, match="search: 3 is not a table"):
+        load(path, {"search.num_trials": 2})
 
 
 def test_a_pattern_gives_its_files_sorted(edit):

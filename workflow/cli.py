@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words.insert(0, "run")
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGHUP, _terminate)  # the terminal, or the ssh behind it, is gone
     logging.raiseExceptions = False  # on a full disk, Parsl's log would fill the screen instead
     os.environ.update(threads(1))  # before numpy is imported: threads of the search fight the ranks
     # Parsl's programs and mpirun are looked for on PATH, which lacks them where the virtual
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         options = _parser().parse_args(words)
+        _require_installed()
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except (N3LOError, SiteError) as error:
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM: the batch system, or a person, ends the driver."""
+    """SIGTERM or SIGHUP: the batch system, or a person, ends the driver."""
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -148,14 +150,12 @@ def _export_options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _require_installed()
     from workflow import session
 
     return session.run(_study(options), _site(options), options.runs)
 
 
 def _rerun(options: argparse.Namespace) -> int:
-    _require_installed()
     from workflow import session
 
     trials = [_trial_number(text) for text in options.trial]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -111,7 +112,13 @@ class Console:
 def terminal() -> Terminal:
     """Standard output; where that is no terminal, lines are as long as they need to be."""
     width = None if sys.stdout.isatty() else 200
-    return Terminal(highlight=False, markup=False, emoji=False, width=width)
+    return _Terminal(highlight=False, markup=False, emoji=False, width=width)
+
+
+class _Terminal(Terminal):
+    def on_broken_pipe(self) -> None:
+        """A study goes on though nobody reads its lines any more (`... | head`)."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def by_score(trials: pd.DataFrame, goal: str) -> pd.DataFrame:

@@ -51,7 +51,7 @@ def _of_data(files: list[Path], memo: Path) -> str:
         fresh[str(path)] = entry
     if any(known.get(path) != entry for path, entry in fresh.items()):
         write_json(memo, {**known, **fresh})
-    return _digest(entry[-1] for entry in fresh.values())
+    return _digest(str(entry[-1]).encode() for entry in fresh.values())
 
 
 def _read_memo(memo: Path) -> dict[str, list[int | str]]:
@@ -63,7 +63,7 @@ def _read_memo(memo: Path) -> dict[str, list[int | str]]:
 
 
 def _of_model(file: StudyFile) -> str:
-    return _digest(path.read_text() for path in sorted(_with_local_imports(model_file(file))))
+    return _digest(path.read_bytes() for path in sorted(_with_local_imports(model_file(file))))
 
 
 def model_file(file: StudyFile) -> Path:
@@ -79,30 +79,31 @@ def model_file(file: StudyFile) -> Path:
         if not path.is_file():
             raise N3LOError(f"{where}: there is no file '{source}' ({path})")
         return path
-    found = _find_module(source, [])
-    if found is None:
+    files = _files(source, sys.path)
+    if len(files) <= source.count(".") or files[-1] is None:
         raise N3LOError(
             f"{where}: there is no module '{source}'; a file of your own is named as "
             f"'my_model.py:Name', relative to the study"
         )
-    return found
+    return files[-1]
 
 
 def _of_code() -> str:
     """Of the training program: all of `apps` but the models and what only starts jobs."""
     outside = {_APPS / "launch.py", _APPS / "check.py", *(_APPS / "models").glob("*.py")}
-    return _digest(path.read_text() for path in sorted(_APPS.rglob("*.py")) if path not in outside)
+    return _digest(path.read_bytes() for path in sorted(_APPS.rglob("*.py")) if path not in outside)
 
 
-def _digest(texts: Iterable[int | str]) -> str:
+def _digest(contents: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for text in texts:
-        digest.update(hashlib.sha256(str(text).encode()).digest())
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()[:16]
 
 
 def _with_local_imports(start: Path) -> set[Path]:
     """A Python file and all that it imports, directly or not, except what is installed or ours."""
+    roots = [str(start.parent), *sys.path]  # as the ranks look for them
     seen: set[Path] = set()
     waiting = [start]
     while waiting:
@@ -111,13 +112,11 @@ def _with_local_imports(start: Path) -> set[Path]:
             continue
         seen.add(path)
         try:
-            tree = ast.parse(path.read_text())
-        except SyntaxError:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
             continue  # apps.check reports it, with its line
-        for module in _imported_modules(tree):
-            found = _find_module(module, [str(path.parent)])
-            if found is not None and not _is_elsewhere(found):
-                waiting.append(found)
+        for name, search in _imports(tree, path.parent, roots):
+            waiting += [file for file in _files(name, search) if file and not _is_elsewhere(file)]
     return seen
 
 
@@ -129,25 +128,28 @@ def _is_elsewhere(path: Path) -> bool:
     )
 
 
-def _imported_modules(tree: ast.AST) -> Iterator[str]:
+def _imports(tree: ast.AST, folder: Path, roots: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """What a file in `folder` imports: full names, each with the folders to look for it in."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, roots) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if base:
-                yield base
-            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+            above = [str(folder.joinpath(*[".."] * (node.level - 1)))] if node.level else roots
+            base = f"{node.module}." if node.module else ""
+            yield from ((base + alias.name, above) for alias in node.names)
 
 
-def _find_module(name: str, first: list[str]) -> Path | None:
-    """The file of a module, looked up part by part without importing its parents."""
-    search: list[str] | None = [*first, *sys.path]
-    origin: str | None = None
+def _files(name: str, search: list[str] | None) -> list[Path | None]:
+    """The file of each part of "package.module.Name", up to the first that is no module.
+
+    Packages are looked into without importing them; one without __init__.py has no file (None).
+    """
+    files: list[Path | None] = []
     for part in name.split("."):
         spec = PathFinder.find_spec(part, search)
         if spec is None:
-            return None
-        origin = spec.origin
+            break
+        is_file = spec.origin is not None and Path(spec.origin).is_file()
+        files.append(Path(str(spec.origin)).resolve() if is_file else None)
         search = list(spec.submodule_search_locations or [])
-    return Path(origin).resolve() if origin and Path(origin).is_file() else None
+    return files

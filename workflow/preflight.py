@@ -46,6 +46,7 @@ def _run(task: TrainTask) -> dict[str, Any]:
         process = subprocess.run(
             [sys.executable, "-P", "-m", "apps.check", str(task_file), str(report_file)],
             env={**os.environ, **threads(1)},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,

@@ -22,10 +22,12 @@ BEST = 10
 
 def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
     """One screen: how far the study is, and its trials."""
-    tasks = ledger.tasks()
-    counts = tasks["status"].value_counts()
+    running = is_running(ledger.folder)
+    # Without a driver nothing runs: what the ledger has as running was interrupted.
+    statuses = ledger.tasks()["status"].replace({} if running else {"running": "waiting"})
+    counts = statuses.value_counts()
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    state = "running" if is_running(ledger.folder) else "not running"
+    state = "running" if running else "not running"
     out.print(f"{study.name}: {state}; {len(ledger.trials_by_number)} trials; tasks: {said}")
     best = best_line(ledger, study.search.objective)
     if best:
@@ -83,7 +85,9 @@ def _cost(tasks: pd.DataFrame, study: Study) -> Iterator[str]:
     hours = float(seconds.sum()) / 3600
     cores, gpus = study.layout.cores_per_rank, study.layout.gpus_per_rank
     yield f"{len(executed)} trainings, {len(done) - len(executed)} taken from the cache"
-    yield f"{hours * cores:.3g} core-hours" + (f", {hours * gpus:.3g} GPU-hours" if gpus else "")
+    yield f"{hours * cores:.3g} core-hours of finished trainings" + (
+        f", {hours * gpus:.3g} GPU-hours" if gpus else ""
+    )
     if len(executed):
         yield f"{executed['samples_per_second'].median():.0f} samples/s in the median training"
 
@@ -102,5 +106,6 @@ def export(ledger: Ledger, table: str, path: Path) -> None:
     if path.suffix == ".csv":
         frame.to_csv(beside, index=False)
     else:
-        frame.to_parquet(beside)
+        mixed = frame.select_dtypes("object").columns  # choices of several types
+        frame.astype(dict.fromkeys(mixed, "string")).to_parquet(beside)
     os.replace(beside, path)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import os
 import re
 import socket
-import tomllib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
 from apps.contract import N3LOError, write_text
-from workflow.study import StudyFile
+from workflow.study import StudyFile, load
 
 # What may change between two starts of a study: its budget, and what no result depends on.
 BUDGET = (
@@ -58,14 +59,14 @@ def _check_name(folder: Path) -> None:
     strange = sorted(set(re.sub(r"[\w/.,:=@%+-]", "", str(folder.resolve()))))
     if strange:
         raise N3LOError(
-            f"--runs: Parsl cannot work in '{folder.resolve()}', whose name has {strange}: choose "
-            f"a folder without by --runs"
+            f"--runs: Parsl cannot work in '{folder.resolve()}', whose name holds {strange}; "
+            f"choose another folder by --runs"
         )
 
 
 def _check_same_study(copy: Path, file: StudyFile) -> None:
-    there = dict(_flat(tomllib.loads(copy.read_text(encoding="utf-8"))))
-    here = dict(_flat(file.content))
+    there = dict(_flat(dataclasses.asdict(load(copy).study)))  # with defaults, spelt out or not
+    here = dict(_flat(dataclasses.asdict(file.study)))
     for key in [*here, *there]:
         if key not in BUDGET and here.get(key) != there.get(key):
             raise N3LOError(
@@ -87,7 +88,7 @@ def _lock(folder: Path) -> Iterator[None]:
     """One driver a folder: two would write one ledger. The kernel frees it when a driver dies."""
     with open(folder / "driver.lock", "a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file)
         except OSError as error:
             if error.errno == errno.EWOULDBLOCK:
                 file.seek(0)
@@ -101,6 +102,18 @@ def _lock(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
+
+
+def _take(file: TextIO, patience_s: float = 1.0) -> None:
+    """Lock a file; a `status` that just looks whether it is locked does not count."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def is_running(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console as Terminal
 
-from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths
+from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths, goal_of
 from apps.launch import training_line
 from sites.base import Site
 from workflow import plan, preflight, report, runfolder
@@ -61,7 +61,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
             study.search.objective, study.search.num_trials, study.data.folds, num_slots, out
         )
         console.note(_headline(study, site, num_slots, shape.num_ranks, folder))
-        for warning in checked["warnings"]:
+        for warning in [*_warnings(study), *checked["warnings"]]:
             console.note(f"warning: {warning}")
         try:
             with console.showing(), engine(site, shape, folder, results) as started:
@@ -72,10 +72,21 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
             ) from None
         report.print_best(ledger, study, out)
         out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
-        failed = int((ledger.tasks()["status"] == "failed").sum())
+        tasks = ledger.tasks().query("trial < @study.search.num_trials")
+        failed = int((tasks["status"] == "failed").sum())
         if failed:
             out.print(f"{failed} tasks failed: see the report; the same command runs them again")
         return 1 if failed else 0
+
+
+def _warnings(study: Study) -> list[str]:
+    """What is allowed, but seldom meant."""
+    objective = study.search.objective
+    if objective.goal == goal_of(objective.metric):
+        return []
+    return [
+        f"search.objective: {objective.metric} with goal '{objective.goal}' looks for the worst"
+    ]
 
 
 def _require_horovod(file: StudyFile) -> None:
@@ -201,10 +212,11 @@ def _explain_changes(before: Fingerprint | None, now: Fingerprint, out: Terminal
 
 def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: ResultCache) -> None:
     """Have the chosen trials run again: their results leave the cache but not the disk."""
-    unknown = [trial for trial in trials if trial not in ledger.trials_by_number]
-    if unknown:
-        there = f"0 to {len(ledger.trials_by_number) - 1}" if ledger.trials_by_number else "none"
-        raise N3LOError(f"--trial {unknown[0]}: the ledger has no such trial; there are: {there}")
+    num_known = min(len(ledger.trials_by_number), planner.file.study.search.num_trials)
+    for trial in trials:
+        if not 0 <= trial < num_known:
+            there = f"0 to {num_known - 1}" if num_known else "none"
+            raise N3LOError(f"--trial {trial}: no such trial in the ledger and budget: {there}")
     for trial in trials:
         for task in planner.tasks(trial, ledger.trials_by_number[trial].point):
             results.forget(task.key())

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import glob
 import json
+import math
 import re
 import tomllib
 import types
@@ -77,6 +78,7 @@ class Study(Section):
             f"name: '{self.name}' must be letters, digits, '.', '_', '-' (it names a folder)",
         )
         require(self.seed >= 0, f"seed: {self.seed} is not at least 0")
+        require(self.name != "cache", "name: 'cache' is the folder of the results of all studies")
         known = metric_names(self.training)
         for key, metric in self._metrics_in_use():
             require(
@@ -118,14 +120,7 @@ class StudyFile:
         Raises:
             N3LOError: the study is not valid there.
         """
-        content = copy.deepcopy(self.content)
-        for path, value in point.items():
-            *parents, last = path.split(".")
-            section = content
-            for parent in parents:
-                section = section.setdefault(parent, {})
-            section[last] = value
-        return _validate(content, self.path, self.text)
+        return _validate(_replaced(self.content, point), self.path, self.text)
 
     def data_files(self) -> list[Path]:
         """The data files, absolute, in the study's order; a pattern gives its matches sorted.
@@ -134,13 +129,18 @@ class StudyFile:
             N3LOError: a file is not there, or a pattern matches none.
         """
         files: list[Path] = []
+        folder = self.path.parent.resolve()
+        where = self.where("data", "files") + "data.files"
         for name in self.study.data.files:
-            pattern = self.path.parent / Path(name).expanduser()
-            found = [Path(match).resolve() for match in sorted(glob.glob(str(pattern)))]
+            pattern = Path(name).expanduser()
+            matches = sorted(glob.glob(str(pattern), root_dir=self.path.parent))
+            found = [(self.path.parent / match).resolve() for match in matches]
             if not found:
                 what = "no file matches" if glob.has_magic(name) else "there is no file"
-                where = self.where("data", "files")
-                raise N3LOError(f"{where}data.files: {what} '{name}' ({pattern.absolute()})")
+                raise N3LOError(f"{where}: {what} '{name}' ({folder / pattern})")
+            twice = [path for path in found if path in files]
+            if twice:  # its events would be in training and validation at once
+                raise N3LOError(f"{where}: '{name}' names {twice[0]} once more")
             files += found
         return files
 
@@ -169,17 +169,25 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise N3LOError(f"{path}: not valid TOML: {error}") from None
-    for key, value in (overrides or {}).items():
-        *parents, last = key.split(".")
-        section = content
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
+    _validate(content, path, text)
+    content = _replaced(content, overrides or {})
     file = StudyFile(path, text, content, _validate(content, path, text))
     for dotted, dimension in file.study.search.space.items():
         _check_path(file, dotted)
         _check_ends(file, dotted, dimension)
     return file
+
+
+def _replaced(content: dict[str, Any], values: Mapping[str, Plain]) -> dict[str, Any]:
+    """A copy of a study's content with the values at these dotted paths."""
+    content = copy.deepcopy(content)
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        section = content
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return content
 
 
 def _similar_file(path: Path) -> str:
@@ -227,6 +235,9 @@ def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
 
 
 def _validate(content: dict[str, Any], path: Path, text: str) -> Study:
+    for key, value in _leaves(content):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise N3LOError(f"{_where(path, text, key)}{'.'.join(key)}: {value} is not finite")
     try:
         # JSON mode, because pydantic's strict mode takes tables for sections there.
         return _STUDY.validate_json(json.dumps(content, default=str), strict=True)
@@ -235,6 +246,17 @@ def _validate(content: dict[str, Any], path: Path, text: str) -> Study:
         errors = error.errors(include_url=False)
         unknown = [item for item in errors if item["type"] == "unexpected_keyword_argument"]
         raise N3LOError(_explain((unknown or errors)[0], path, text)) from None
+
+
+def _leaves(
+    content: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All values of nested tables, with the keys that lead there."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 _STUDY: TypeAdapter[Study] = TypeAdapter(Study)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import socket
 import sys
 from datetime import timedelta
 
@@ -82,14 +83,21 @@ class Ddp(Local):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_host else self.topology.hosts[0]
 
-        def store(port: int, is_first: bool) -> dist.TCPStore:
+        def store(port: int, listener: socket.socket | None) -> dist.TCPStore:
             return dist.TCPStore(
-                host, port, self.topology.num_ranks, is_first, TIMEOUT, wait_for_workers=False
+                host,
+                port,
+                self.topology.num_ranks,
+                listener is not None,
+                TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach() if listener else None,
             )
 
-        first = store(0, True) if self.topology.is_first else None
-        port = self.topology.from_first(lambda: first.port)
-        return first or store(port, False)
+        # Left to itself, the store would listen on all interfaces.
+        listener = socket.create_server((host, 0)) if self.topology.is_first else None
+        port = self.topology.from_first(lambda: listener.getsockname()[1])
+        return store(port, listener)
 
     def close(self) -> None:
         self.topology.comm.Barrier()
