@@ -87,7 +87,7 @@ class Data(Section):
     stratify: bool | None = None  # equal class shares in each fold; None = if targets are classes
     shuffle: bool = True
     block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
-    memory_gb: float | None = None  # per rank; None = a quarter of what is free, over the ranks
+    memory_gb: float | None = None  # per rank, 0 = read ahead; None = a quarter of the free
 
     def __post_init__(self) -> None:
         require(len(self.files) > 0, "files: name at least one HDF5 file")
@@ -97,8 +97,8 @@ class Data(Section):
             f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
         )
         require(
-            self.memory_gb is None or self.memory_gb > 0,
-            f"memory_gb: {self.memory_gb} is not above 0",
+            self.memory_gb is None or self.memory_gb >= 0,
+            f"memory_gb: {self.memory_gb} is not at least 0",
         )
         require(
             self.block_events is None or self.block_events >= 1,
