@@ -38,6 +38,8 @@ def start(study_path, tmp_path):
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                # What a shell starts in the background ignores Ctrl-C: CI may be such.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     return run
