@@ -95,7 +95,9 @@ def test_a_model_that_does_not_import(study_path, error_of):
 
 def test_a_model_whose_name_is_not_in_its_file(edit, error_of):
     path = edit("my_model.py:Tagger", "my_model.py:Tager")
-    assert error_of(path).startswith("n3lo: model.source 'my_model.py:Tager': ")
+    assert error_of(path) == (
+        "n3lo: model.source 'my_model.py:Tager': there is no 'Tager', only Tagger"
+    )
 
 
 def test_a_missing_data_file(study_path, error_of):
@@ -108,22 +110,21 @@ def test_a_missing_data_file(study_path, error_of):
 
 def test_a_field_that_is_not_in_the_file(edit, error_of):
     path = edit('inputs = "x"', 'inputs = "xx"')
-    said = error_of(path)
-    assert said.startswith("n3lo: ")
-    assert "'xx'" in said
-    assert "x, y" in said
+    data = path.with_name("events.h5")
+    assert error_of(path) == f"n3lo: {data}: there is no 'xx', only x, y; did you mean 'x'?"
 
 
 def test_a_truncated_file(study_path, error_of):
     data = study_path.with_name("events.h5")
     data.write_bytes(data.read_bytes()[:-500])
-    said = error_of(study_path)
-    assert str(data) in said
-    assert "truncated" in said
+    assert error_of(study_path) == (
+        f"n3lo: data.files: '{data}' is not a readable HDF5 file (truncated?)"
+    )
 
 
 def test_more_folds_than_events(edit, error_of):
-    assert "65" in error_of(edit("folds = 2", "folds = 65"))
+    path = edit("folds = 2", "folds = 65")
+    assert error_of(path) == "n3lo: data.folds: 65 folds are more than 64 events"
 
 
 def test_a_disk_that_is_read_only(study_path, error_of):
@@ -316,7 +317,9 @@ def test_values_that_are_not_finite_are_counted_in_a_warning(study_path, n3lo):
     with h5py.File(study_path.with_name("events.h5"), "r+") as file:
         file["x"][3:5, 1] = np.nan
     result = n3lo(study_path, "--trials", 1)
-    assert "warning: x holds 2 values that are not finite" in result.stdout
+    assert (
+        "warning: x holds 2 values that are not finite (nan or inf)" in result.stdout.splitlines()
+    )
     assert result.returncode == 1  # they spoil the training, which is a reason in the ledger
     assert "diverged" in result.stdout
 
