@@ -23,7 +23,6 @@ class Site(ABC):
     """A machine. Its fields are its settings; a setting without a default is required."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
 
     @abstractmethod
     def check(self) -> None:

@@ -20,7 +20,6 @@ class Local(Site):
     """`cores` and `gpus` are what the study may use; without them, all that are here."""
 
     name = "local"
-    summary = "this host, with mpirun"
 
     cores: int | None = None
     gpus: int | None = None
