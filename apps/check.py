@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from apps.contract import N3LOError, TrainTask, write_json
-from apps.data import class_of_event, make_batch, plan_of, prepare
+from apps.data import class_of_event, make_batch, plan_of, prepare, trains, validates
 from apps.experiment import Supervised, build_model, describe, model_file
 from apps.hdf5 import Fields, Index, Reader
 from apps.history import check_metric_names
@@ -44,11 +44,11 @@ def check(task: TrainTask) -> dict[str, Any]:
     experiment = Supervised(build_model(task.model), task.training)
     check_metric_names(task, experiment.metrics)
     experiment.schedulers(experiment.optimizers())
-    is_training = fold_of_event != task.fold
+    is_training = trains(fold_of_event, task.fold)
     plan = plan_of(task, index, is_training, task.layout.num_ranks, epoch=1)
     try_model(task, experiment, index)
 
-    num_val = np.bincount(fold_of_event, minlength=task.data.folds)[: task.data.folds]
+    folds = range(task.data.folds)
     classes = class_of_event(index)
     non_finite = count_non_finite(index)
     return {
@@ -57,8 +57,8 @@ def check(task: TrainTask) -> dict[str, Any]:
         "targets": describe_fields(index.targets),
         "non_finite": non_finite,
         "classes": None if classes is None else np.bincount(classes).tolist(),
-        "train_events": (index.num_events - num_val).tolist(),
-        "val_events": num_val.tolist(),
+        "train_events": [int(trains(fold_of_event, fold).sum()) for fold in folds],
+        "val_events": [int(validates(fold_of_event, fold).sum()) for fold in folds],
         "num_parameters": experiment.num_parameters,
         "steps_per_epoch": plan.num_steps,
         "warnings": [

@@ -1,13 +1,39 @@
-"""Weights and checkpoints: whole or not there, whenever the job is killed."""
+"""Weights and checkpoints: whole or not there, whenever the job is killed.
+
+The last checkpoint of a task can be kept as its state, from which another task goes on.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from apps.contract import N3LOError, Plain, Start, TaskPaths, Training, TrainTask
+from apps.experiment import make_optimizer
+
+Parts = Mapping[str, Mapping[str, Any]]  # networks, optimizers, schedulers, each by name
+
+# What of a scheduler's state_dict moves with the epochs; all else follows from its arguments.
+MOVING = {
+    *("last_epoch", "_step_count"),
+    *("T_cur", "T_i"),  # CosineAnnealingWarmRestarts
+    *("best", "num_bad_epochs", "cooldown_counter"),  # ReduceLROnPlateau
+}
+
+
+class ParentGone(N3LOError):
+    """The state that a task was to go on from is not there, or does not fit."""
+
+
+class Unusable(Exception):
+    """A file does not hold the checkpoint that was looked for; the text says why."""
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -25,11 +51,141 @@ def load(path: Path, key: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  a torn file raises nearly anything
-        print(f"{path}: starts anew, the checkpoint cannot be read: {error}", file=sys.stderr)
+        return _read(path, key)
+    except Unusable as error:
+        print(f"{path}: starts anew, the checkpoint {error}", file=sys.stderr)
         return None
-    if not isinstance(content, dict) or content.get("key") != key:
-        print(f"{path}: starts anew, the checkpoint is of another task", file=sys.stderr)
-        return None
+
+
+def load_own(task: TrainTask, paths: TaskPaths) -> dict[str, Any] | None:
+    """Where an earlier attempt at this task was killed; None if it starts anew.
+
+    An attempt that was killed while it wrote its result has kept its state already.
+    """
+    key = task.key()
+    found = load(paths.checkpoint, key)
+    if found is None and task.keep_state and paths.weights.exists():
+        return load(paths.state, key)
+    return found
+
+
+def load_start(training: Training, start: Start) -> dict[str, Any]:
+    """The state of the task to go on from.
+
+    Raises:
+        ParentGone: it is missing, torn, or of another task.
+        N3LOError: no epoch is left to train.
+    """
+    path = TaskPaths(Path(start.folder)).state
+    parent = path.parent.name
+    try:
+        content = _read(path, start.key)
+    except Unusable as error:
+        raise ParentGone(f"the state of {parent} is gone ({path}): rerun that trial") from error
+    trained = content["rows"][-1]["epoch"]
+    if trained >= training.epochs:
+        raise N3LOError(
+            f"training.epochs = {training.epochs} is not more than the {trained} epochs that "
+            f"{parent} has trained"
+        )
     return content
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a torn file raises nearly anything
+        raise Unusable(f"cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("key") != key:
+        raise Unusable("is of another task")
+    return content
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+def settings_of(training: Training) -> dict[str, Any]:
+    """What optimizers and schedulers are made from, to be kept beside their states."""
+    return {"optimizer": training.optimizer, "scheduler": training.scheduler}
+
+
+def states_of(parts: Parts) -> dict[str, dict[str, Any]]:
+    return {
+        kind: {name: each.state_dict() for name, each in members.items()}
+        for kind, members in parts.items()
+    }
+
+
+def restore(parts: Parts, states: Parts) -> None:
+    """Bring everything to the state that it had, to the bit."""
+    for kind, members in states.items():
+        for name, state in members.items():
+            parts[kind][name].load_state_dict(state)
+
+
+def go_on(training: Training, start: Start, saved: Mapping[str, Any], parts: Parts) -> None:
+    """Bring everything to the state that another task ended in, as far as the settings are alike.
+
+    With the same optimizer and scheduler that is all of it, to the bit. Otherwise this task's
+    settings hold, and of the old state stay the weights; the moments, if the optimizer is of the
+    same kind; and the place in the schedule, if the scheduler is: a learning rate that had fallen
+    to a third of its first value is a third of the new first value.
+
+    Args:
+        saved: from `load_start`.
+        parts: of this task, new.
+
+    Raises:
+        ParentGone: the networks have other shapes.
+    """
+    settings, states = settings_of(training), saved["states"]
+    try:
+        restore(parts, {"networks": states["networks"]})
+    except (RuntimeError, KeyError) as error:
+        reason = (str(error).splitlines()[1:] or [str(error)])[0].strip()
+        raise ParentGone(
+            f"the networks do not fit the state of {Path(start.folder).name}: {reason}"
+        ) from error
+    if saved["settings"] == settings:
+        restore(parts, states)
+        return
+    same_scheduler = _name(settings["scheduler"]) == _name(saved["settings"]["scheduler"])
+    for name, optimizer in parts["optimizers"].items():
+        old = states["optimizers"][name]
+        if _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"]) and (
+            _needs(optimizer, settings["optimizer"]) <= next(iter(old["state"].values()), {}).keys()
+        ):
+            groups = optimizer.state_dict()["param_groups"]  # this task's own settings
+            optimizer.load_state_dict({"state": old["state"], "param_groups": groups})
+        if same_scheduler and settings["scheduler"] is not None:
+            first_lr = _first_lr(optimizer.state_dict(), settings)
+            scale = first_lr / _first_lr(old, saved["settings"])
+            lr = old["param_groups"][0]["lr"] * scale
+            optimizer.param_groups[0]["lr"] = lr
+            scheduler, place = parts["schedulers"][name], states["schedulers"][name]
+            moved = {key: value for key, value in place.items() if key in MOVING}
+            scheduler.load_state_dict({**scheduler.state_dict(), **moved, "_last_lr": [lr]})
+
+
+def _name(settings: Mapping[str, Plain] | None) -> str | None:
+    return None if settings is None else settings["name"].replace("_", "").lower()
+
+
+def _first_lr(state: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+    """The learning rate before any schedule, of the one group that our optimizers have."""
+    alike = make_optimizer(settings["optimizer"], [nn.Parameter(torch.zeros(1, 1))])
+    return state["param_groups"][0].get("initial_lr", alike.param_groups[0]["lr"])
+
+
+def _needs(optimizer: Optimizer, settings: dict[str, Plain]) -> set[str]:
+    """What an optimizer keeps of a parameter, seen from a step on one of its own.
+
+    One with amsgrad, for example, cannot go on from the moments of one without.
+    """
+    parameter = nn.Parameter(
+        torch.zeros(1, 1, device=optimizer.param_groups[0]["params"][0].device)
+    )
+    parameter.grad = torch.zeros_like(parameter)
+    alike = make_optimizer(settings, [parameter])
+    alike.step()
+    return set(alike.state[parameter])

@@ -85,6 +85,7 @@ class Data(Section):
     fold_by: Literal["events", "files"] = "events"
     validation_fraction: float = 0.2  # of the events, where folds = 1
     stratify: bool | None = None  # equal class shares in each fold; None = if targets are classes
+    train_fraction: float = 1.0  # of each fold's training events, always the same first ones
     shuffle: bool = True
     block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
     memory_gb: float | None = None  # per rank, 0 = read ahead; None = a quarter of the free
@@ -95,6 +96,10 @@ class Data(Section):
         require(
             0 < self.validation_fraction <= 0.5,
             f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
+        )
+        require(
+            0 < self.train_fraction <= 1,
+            f"train_fraction: {self.train_fraction} is not above 0 and at most 1",
         )
         require(
             self.memory_gb is None or self.memory_gb >= 0,
@@ -214,6 +219,14 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start(Section):
+    """The finished task whose last state a task goes on from; that task had `keep_state`."""
+
+    key: str
+    folder: str  # absolute
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainTask:
     """One (trial, fold): all that a training job needs to know. Written as `task.json`."""
 
@@ -228,6 +241,8 @@ class TrainTask:
     layout: Layout
     objective: Objective
     fingerprint: Fingerprint
+    start: Start | None = None  # training.epochs then counts those of the earlier task too
+    keep_state: bool = False  # whether another task may go on from this one
 
     @property
     def id(self) -> str:
@@ -237,7 +252,8 @@ class TrainTask:
         """Hash of all that can change the result.
 
         Not in it: names, places and limits (study, trial number, file paths, time limits, memory).
-        The contents of the files are in it through the fingerprint.
+        The contents of the files are in it through the fingerprint, and an earlier task's state
+        through that task's key.
         """
         content = dataclasses.asdict(self)
         for name in ("study", "trial"):
@@ -246,6 +262,8 @@ class TrainTask:
             del content["data"][name]
         content["model"]["source"] = self.model.source.rpartition("/")[2]
         del content["layout"]["walltime_min"]
+        if content["start"] is not None:
+            del content["start"]["folder"]
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:32]
 
     def write(self, path: Path) -> None:
@@ -263,11 +281,13 @@ class TrainResult:
     key: str
     fom: float  # objective.metric at the selected epoch
     epoch: int  # the selected epoch, from 1
-    epochs: int  # epochs trained
+    start_epoch: int  # epochs of the task that it went on from, and of those before; 0 if none
+    epochs: int  # the last epoch trained; `epoch` and this one count from the first task's first
     stopped: str  # why the training ended: epochs, early_stopping, target, max_minutes
     metrics: dict[str, float]  # at the selected epoch: loss, val_loss, ...
     seconds: float  # of training, summed over resumed attempts, start-up not included
     samples_per_second: float  # all ranks together, during training steps
+    inference_us: float  # microseconds an event on rank 0, in validation, reading not included
     num_ranks: int
     hosts: list[str]
     devices: list[str]  # one a rank
@@ -289,7 +309,15 @@ class Failure:
     """Why a task has no result. Written as `failure.json` by the rank that failed first."""
 
     reason: Literal[
-        "diverged", "exception", "out_of_memory", "time_limit", "killed", "lost", "launch", "exit"
+        "diverged",
+        "exception",
+        "parent",  # the state that it was to go on from is gone, or does not fit
+        "out_of_memory",
+        "time_limit",
+        "killed",
+        "lost",
+        "launch",
+        "exit",
     ]
     message: str  # one line for the ledger
     rank: int | None = None
@@ -327,8 +355,13 @@ class TaskPaths:
 
     @property
     def checkpoint(self) -> Path:
-        """Where a training goes on after a kill; removed when the result is there."""
+        """Where a training goes on after a kill; gone when the result is there."""
         return self.folder / "checkpoint.pt"
+
+    @property
+    def state(self) -> Path:
+        """The last checkpoint, where another task may go on; there before the result is."""
+        return self.folder / "state.pt"
 
     @property
     def weights(self) -> Path:

@@ -47,12 +47,23 @@ def prepare(data: Data, split_seed: int) -> tuple[Index, np.ndarray]:
     Returns:
         The index, and the fold of each event, (events,): fold k validates on the events whose
         number is k and trains on the others. Where there is one fold, 1 stands for training.
+        An event of fold k that no fold trains on (`train_fraction`) has ~k = -1 - k.
     """
     index = index_files(data)
     rng = np.random.default_rng(split_seed)
-    return index, _split_files(data, index, rng) if data.fold_by == "files" else _split_events(
-        data, index, rng
-    )
+    split = _split_files if data.fold_by == "files" else _split_events
+    fold, kind = split(data, index, rng)
+    return index, np.where(_first_part(kind, data.train_fraction, rng), fold, ~fold)
+
+
+def validates(fold_of_event: np.ndarray, fold: int) -> np.ndarray:
+    """Whether an event validates in this fold, (events,)."""
+    return (fold_of_event == fold) | (fold_of_event == ~fold)
+
+
+def trains(fold_of_event: np.ndarray, fold: int) -> np.ndarray:
+    """Whether an event is trained on in this fold, (events,)."""
+    return (fold_of_event >= 0) & (fold_of_event != fold)
 
 
 def class_of_event(index: Index) -> np.ndarray | None:
@@ -70,10 +81,15 @@ def class_of_event(index: Index) -> np.ndarray | None:
     return values.argmax(axis=1) if is_one_hot else None
 
 
-def _split_events(data: Data, index: Index, rng: np.random.Generator) -> np.ndarray:
+def _split_events(
+    data: Data, index: Index, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Deal the events to the folds: at random, or in equal shares of each class.
 
     Sorted by class and at random within one, every K-th event goes to the same fold.
+
+    Returns:
+        The fold of each event, and a number for its fold and class, (events,) each.
     """
     if data.folds > index.num_events:
         raise N3LOError(f"data.folds: {data.folds} folds are more than {index.num_events} events")
@@ -81,13 +97,13 @@ def _split_events(data: Data, index: Index, rng: np.random.Generator) -> np.ndar
     if data.stratify and classes is None:
         raise N3LOError("data.stratify: the targets are not classes (integers, or one-hot)")
     if classes is None:
-        classes = np.zeros(index.num_events)
+        classes = np.zeros(index.num_events, np.int64)
     order = np.lexsort((rng.permutation(index.num_events), classes))
     position = np.arange(index.num_events)
     fold = np.empty(index.num_events, np.int32)
     if data.folds > 1:
         fold[order] = position % data.folds
-        return fold
+        return fold, classes * data.folds + fold
     # Event i validates where the rounded running sum of the fraction steps up.
     sums = np.floor(np.arange(index.num_events + 1) * data.validation_fraction + 0.5)
     fold[order] = 1 - np.diff(sums)
@@ -96,11 +112,17 @@ def _split_events(data: Data, index: Index, rng: np.random.Generator) -> np.ndar
             f"data.validation_fraction: {data.validation_fraction} of {index.num_events} events "
             "leaves none to validate on"
         )
-    return fold
+    return fold, classes * 2 + fold
 
 
-def _split_files(data: Data, index: Index, rng: np.random.Generator) -> np.ndarray:
-    """Deal whole files, the largest first, each to the fold with the fewest events."""
+def _split_files(
+    data: Data, index: Index, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Deal whole files, the largest first, each to the fold with the fewest events.
+
+    Returns:
+        The fold of each event, and the number of its file, (events,) each.
+    """
     num_files = len(index.files)
     num_folds = (
         data.folds if data.folds > 1 else min(num_files, round(1 / data.validation_fraction))
@@ -116,7 +138,22 @@ def _split_files(data: Data, index: Index, rng: np.random.Generator) -> np.ndarr
         fold_of_file[file] = load.argmin()
         load[fold_of_file[file]] += events[file]
     fold = np.repeat(fold_of_file, events)
-    return fold if data.folds > 1 else np.minimum(fold, 1)
+    file_of_event = np.repeat(np.arange(num_files), events)
+    return fold if data.folds > 1 else np.minimum(fold, 1), file_of_event
+
+
+def _first_part(kind: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether an event is in the first `fraction` of its kind, in a random order, (events,).
+
+    The order does not depend on the fraction, so a larger one takes more and leaves none out.
+    """
+    _, kind, sizes = np.unique(kind, return_inverse=True, return_counts=True)
+    order = np.lexsort((rng.permutation(len(kind)), kind))
+    place = np.empty(len(kind))
+    place[order] = np.concatenate([np.arange(size) for size in sizes])
+    # Kinds round up at different fractions, so that their sum is right where all are small.
+    offset = (rng.permutation(len(sizes)) + 0.5) / len(sizes)
+    return place + offset[kind] < fraction * sizes[kind]
 
 
 # -- the order of an epoch -------------------------------------------------------------------------
@@ -247,14 +284,15 @@ class FoldBatches:
         self._task = task
         self._index = index
         self._device = device
-        self._is_training = fold_of_event != task.fold
+        self._is_training = trains(fold_of_event, task.fold)
+        self._is_validation = validates(fold_of_event, task.fold)
         self._in_memory = _fits(task.data, index, node_ranks)
         self._source: Source = InMemory(index) if self._in_memory else Reader(index, index.fields)
         self.num_train = int(self._is_training.sum())
-        self.num_val = index.num_events - self.num_train
+        self.num_val = int(self._is_validation.sum())
 
     def training(self, epoch: int) -> Iterator[Batch]:
-        """Every training event once, over all ranks; `epoch` counts from 1."""
+        """Every event that is trained on once, over all ranks; `epoch` counts from 1."""
         plan = plan_of(self._task, self._index, self._is_training, self._num_ranks, epoch)
         served = len(plan.lanes) // self._num_ranks
         mine = range(self._rank * served, (self._rank + 1) * served)
@@ -266,7 +304,7 @@ class FoldBatches:
 
     def validation(self) -> Iterator[Batch]:
         """Every validation event once, over all ranks; a contiguous share in each."""
-        events = np.flatnonzero(~self._is_training)
+        events = np.flatnonzero(self._is_validation)
         first, end = np.arange(self._rank, self._rank + 2) * len(events) // self._num_ranks
         size = VALIDATION_FACTOR * self._task.training.batch_size
         shares = (events[at : min(at + size, end)] for at in range(first, end, size))

@@ -45,7 +45,10 @@ def check_finite(row: Row) -> None:
 
 
 def stop_reason(training: Training, rows: Sequence[Row]) -> str | None:
-    """Why the training ends after the last of these epochs; None if it goes on."""
+    """Why the training ends after the last of these epochs; None if it goes on.
+
+    A task that goes on from another's state is judged by its own epochs alone.
+    """
     if not rows:
         return None
     target, stopping = training.target, training.early_stopping
@@ -56,7 +59,7 @@ def stop_reason(training: Training, rows: Sequence[Row]) -> str | None:
         best = _best(values, goal_of(stopping.metric), stopping.min_delta)
         if len(rows) - 1 - best >= stopping.patience:
             return "early_stopping"
-    if len(rows) >= training.epochs:
+    if rows[-1]["epoch"] >= training.epochs:
         return "epochs"
     if training.max_minutes is not None and rows[-1]["seconds"] >= 60 * training.max_minutes:
         return "max_minutes"

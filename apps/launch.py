@@ -190,12 +190,20 @@ def _explain(paths: TaskPaths, exit_code: int | None, walltime_min: float) -> Fa
         return from_dict(Failure, read_json(paths.failure))
     except (OSError, ValueError, TypeError):
         last = _last_line(paths.stderr)
+    if "PMIx server" in _tail(paths.stderr):  # now and then, where two mpirun start at once
+        return Failure(reason="lost", message="mpirun could not start its own server")
     killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "signal 9" in last
     if killed:
         return Failure(
             reason="killed", message="a rank was killed by signal 9 (out of memory, or by hand)"
         )
     return Failure(reason="exit", message=f"exit status {exit_code}: {last}")
+
+
+def _tail(path: Path) -> str:
+    """The log of the last attempt."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return text.rpartition("=== attempt")[2]
 
 
 def _last_line(path: Path) -> str:

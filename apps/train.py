@@ -6,6 +6,7 @@
 
 Beside task.json it leaves history.jsonl, weights.pt and, last of all, result.json; or failure.json
 if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights.
+A task may also go on from the state.pt that another task has left.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpi4py import MPI  # before torch and Horovod: each would start MPI in its own way
@@ -93,21 +95,23 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         "schedulers": schedulers,
     }
 
-    # where an earlier attempt was killed
+    # where an earlier attempt was killed, or where another task ended
+    start_epoch, clocks = 0, Clocks()
     rows: list[Row] = []
-    training_seconds = 0.0  # without validation and saving
-    saved = topology.from_first(lambda: checkpoint.load(paths.checkpoint, task.key()))
+    saved = topology.from_first(lambda: checkpoint.load_own(task, paths))
     if saved is not None:
-        rows, training_seconds = saved["rows"], saved["training_seconds"]
-        for kind, states in saved["states"].items():
-            for name, state in states.items():
-                parts[kind][name].load_state_dict(state)
+        start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
+        checkpoint.restore(parts, saved["states"])
+    elif task.start is not None:
+        saved = topology.from_first(lambda: checkpoint.load_start(training, task.start))
+        start_epoch = saved["rows"][-1]["epoch"]
+        checkpoint.go_on(training, task.start, saved, parts)
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
 
     stopped = stop_reason(training, rows)
     while stopped is None:
-        epoch = len(rows) + 1
+        epoch = start_epoch + len(rows) + 1
         start = time.perf_counter()
         seed_torch(task.seed, epoch, topology.rank)  # so no generator's state need be saved
         lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]
@@ -118,7 +122,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         for batch in data.training(epoch):
             sums += strategy.step(batch)
         sums = strategy.sum(sums)  # sync point: all ranks have ended the epoch
-        training_seconds += time.perf_counter() - start
+        clocks.training_s += time.perf_counter() - start
 
         # validate
         strategy.average_buffers()
@@ -126,7 +130,10 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         val_sums = torch.zeros_like(sums, device=topology.device)
         with torch.no_grad():
             for batch in data.validation():
+                before = clocks.read(topology.device)
                 val_sums += experiment.evaluate(batch)
+                clocks.inference_s += clocks.read(topology.device) - before
+                clocks.inference_events += batch.num_events
         val_sums = strategy.sum(val_sums)
 
         # the clock is rank 0's, so that all ranks decide the same
@@ -145,12 +152,15 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
                 network = experiment.networks["model"]
                 weights = {name: value.cpu() for name, value in network.state_dict().items()}
                 checkpoint.save(paths.weights, weights)
-            states = {
-                kind: {name: each.state_dict() for name, each in members.items()}
-                for kind, members in parts.items()
+            content = {
+                "key": task.key(),
+                "start_epoch": start_epoch,
+                "rows": rows,
+                "clocks": dataclasses.asdict(clocks),
+                "settings": checkpoint.settings_of(training),
+                "states": checkpoint.states_of(parts),
             }
-            content = {"rows": rows, "training_seconds": training_seconds, "states": states}
-            checkpoint.save(paths.checkpoint, {"key": task.key()} | content)
+            checkpoint.save(paths.checkpoint, content)
 
     devices = topology.comm.gather(topology.device_name)
     strategy.close()
@@ -160,7 +170,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             key=task.key(),
             fom=best[task.objective.metric],
             epoch=best["epoch"],
-            epochs=len(rows),
+            start_epoch=start_epoch,
+            epochs=rows[-1]["epoch"],
             stopped=stopped,
             metrics={
                 name: value
@@ -168,7 +179,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
                 if name.removeprefix("val_") in experiment.metrics
             },
             seconds=rows[-1]["seconds"],
-            samples_per_second=data.num_train * len(rows) / training_seconds,
+            samples_per_second=data.num_train * len(rows) / clocks.training_s,
+            inference_us=1e6 * clocks.inference_s / max(1, clocks.inference_events),
             num_ranks=topology.num_ranks,
             hosts=list(dict.fromkeys(topology.hosts)),
             devices=devices,
@@ -177,8 +189,26 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             num_parameters=experiment.num_parameters,
             versions=versions(),
         )
+        if task.keep_state and paths.checkpoint.exists():
+            paths.checkpoint.replace(paths.state)  # before the result, which promises it
         result.write(paths.result)
-        paths.checkpoint.unlink()
+        paths.checkpoint.unlink(missing_ok=True)
+
+
+@dataclass
+class Clocks:
+    """What one rank spent its time on, in all attempts at a task."""
+
+    training_s: float = 0.0  # without validation and saving
+    inference_s: float = 0.0  # forward passes of validation, without reading
+    inference_events: int = 0
+
+    @staticmethod
+    def read(device: torch.device) -> float:
+        """Seconds, once all that was asked of the device is done."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
 
 
 def die_with_launcher() -> None:
@@ -220,9 +250,9 @@ def record_failure(paths: TaskPaths, error: BaseException, file: str | None) -> 
         and ("can't allocate memory" in text or "out of memory" in text)
     )
     plain = isinstance(error, N3LOError | Diverged)
-    reason = "diverged" if isinstance(error, Diverged) else "exception"
+    kinds = {Diverged: "diverged", checkpoint.ParentGone: "parent"}
     failure = Failure(
-        reason="out_of_memory" if memory else reason,
+        reason="out_of_memory" if memory else kinds.get(type(error), "exception"),
         message=str(error) if plain else describe(error, file),
         rank=MPI.COMM_WORLD.rank,
     )

@@ -14,6 +14,7 @@ from apps.contract import (
     Layout,
     Model,
     Objective,
+    Start,
     Training,
     TrainTask,
     append_json_line,
@@ -37,6 +38,8 @@ def task() -> TrainTask:
         layout=Layout(num_workers=2),
         objective=Objective(goal="min"),
         fingerprint=Fingerprint(data="d", model="m", code="c"),
+        start=Start(key="p", folder="/runs/s/t001-f1"),
+        keep_state=True,
     )
 
 
@@ -55,6 +58,7 @@ SAME_RESULT = [
     {"model": Model(source="/scratch/my_model.py:Tagger", args={"width": 4})},
     {"data": Data(files=["/b.h5"], inputs="x", targets={"label": "y"}, folds=3, memory_gb=9)},
     {"layout": Layout(num_workers=2, walltime_min=1.0)},
+    {"start": Start(key="p", folder="/scratch/t009-f1")},
 ]
 OTHER_RESULT = [
     {"fold": 2},
@@ -62,11 +66,17 @@ OTHER_RESULT = [
     {"split_seed": 9},
     {"model": Model(source="/home/me/my_model.py:Tagger", args={"width": 4.0})},
     {"data": Data(files=["/data/a.h5"], inputs="x", targets={"label": "z"}, folds=3)},
+    {"data": Data(
+        files=["/data/a.h5"], inputs="x", targets={"label": "y"}, folds=3, train_fraction=0.5
+    )},
     {"training": Training(epochs=11)},
     {"layout": Layout(num_workers=1, ranks_per_worker=2)},
     {"objective": Objective(goal="max")},
     {"fingerprint": Fingerprint(data="d", model="edited", code="c")},
-]
+    {"start": Start(key="q", folder="/runs/s/t001-f1")},
+    {"start": None},
+    {"keep_state": False},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", SAME_RESULT, ids=str)
@@ -100,6 +110,12 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
         write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1])
+def test_a_part_of_the_training_events_is_above_zero_and_at_most_all(fraction):
+    with pytest.raises(ValueError, match=f"train_fraction: {fraction} is not above 0 and at most"):
+        Data(files=["a.h5"], inputs="x", targets="y", train_fraction=fraction)
 
 
 def test_better_means_by_more_than_min_delta():

@@ -19,6 +19,8 @@ from apps.data import (
     plan_epoch,
     prepare,
     read_ahead,
+    trains,
+    validates,
 )
 from apps.hdf5 import Reader, index_files, parse_field
 
@@ -228,6 +230,68 @@ def test_more_folds_than_events_or_files_are_refused(tmp_path):
         prepare(make_task([path], data={"folds": 5}).data, 5)
     with pytest.raises(N3LOError, match="3 folds are more than 1 files"):
         prepare(make_task([path], data={"fold_by": "files"}).data, 5)
+
+
+def split(path: Path, **data: object) -> np.ndarray:
+    return prepare(make_task([path], data=data).data, 5)[1]
+
+
+def test_a_part_of_the_training_events_leaves_folds_and_validation_as_they_were(tmp_path):
+    path = classes_h5(tmp_path / "a.h5")
+    for settings in ({"folds": 3}, {"folds": 1}):
+        whole, part = (split(path, train_fraction=f, **settings) for f in (1.0, 0.3))
+        for fold in range(settings["folds"]):
+            np.testing.assert_array_equal(validates(part, fold), validates(whole, fold))
+            np.testing.assert_array_equal(trains(whole, fold), whole != fold)
+            assert (trains(part, fold) <= trains(whole, fold)).all()
+
+
+@pytest.mark.parametrize("settings", [
+    {"folds": 3}, {"folds": 1}, {"folds": 3, "stratify": False}, {"folds": 2, "fold_by": "files"},
+])  # fmt: skip
+def test_a_smaller_part_lies_within_every_larger_one(tmp_path, settings):
+    files = [classes_h5(tmp_path / f"{name}.h5") for name in "ab"]
+    data = make_task(files, data=settings).data
+    before = np.zeros(242, bool)
+    for fraction in (0.05, 0.1, 0.3, 0.5, 0.9, 1.0):
+        used = trains(prepare(replace(data, train_fraction=fraction), 5)[1], 0)
+        assert (before <= used).all()
+        assert used.sum() > before.sum()
+        before = used
+
+
+def test_a_part_has_its_share_of_every_class_in_every_fold(tmp_path):
+    y = np.repeat([0, 1, 2], [600, 240, 60])
+    path = write_h5(tmp_path / "a.h5", x=np.zeros(900), y=y)
+    part = split(path, train_fraction=0.25)
+    shares = [[(y[part == fold] == each).sum() for each in range(3)] for fold in range(3)]
+    assert shares == [[50, 20, 5]] * 3
+
+
+def test_a_part_of_many_small_classes_is_right_as_a_whole(tmp_path):
+    """90 classes of 10 events: none of them alone has a whole event in a part of 3%."""
+    path = write_h5(tmp_path / "a.h5", x=np.zeros(900), y=np.arange(900) % 90)
+    assert (split(path, train_fraction=0.03) >= 0).sum() == pytest.approx(27, abs=3)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_ranks_share_the_part_that_is_used(tmp_path, num_ranks):
+    """About a quarter of 80 or 81 training events, in batches of at most 7."""
+    task = numbered_task(tmp_path, data={"train_fraction": 0.25})
+    ranks = [batches(task, rank, num_ranks) for rank in range(num_ranks)]
+    steps = [list(each.training(1)) for each in ranks]
+    trained = numbers([batch for each in steps for batch in each])
+    validated = [number for each in ranks for number in numbers(list(each.validation()))]
+    assert len(set(trained)) == len(trained) == ranks[0].num_train
+    assert ranks[0].num_train == pytest.approx(20, abs=3)  # one of each class
+    assert len(validated) == ranks[0].num_val == len(set(validated)) >= 40
+    assert not set(trained) & set(validated)
+    assert {len(each) for each in steps} == {-(-ranks[0].num_train // num_ranks // 7)}
+
+
+def test_a_part_without_any_event_is_refused(tmp_path):
+    with pytest.raises(N3LOError, match="0 training events are too few for 1 ranks"):
+        next(batches(numbered_task(tmp_path, data={"train_fraction": 1e-4})).training(1))
 
 
 # -- the order of an epoch -------------------------------------------------------------------------

@@ -14,11 +14,15 @@ from training_helpers import JETS, make_task
 from apps.contract import Training
 from apps.data import Batch, FoldBatches, prepare
 from apps.experiment import Supervised
-from apps.models.jets import DeepSets, InteractionNetwork, constituents, jet_features
+from apps.models.jets import DeepSets, InteractionNetwork, JetMlp, constituents, jet_features
 from apps.models.layers import ACTIVATIONS, activation
 from apps.models.mnist import ConvNet
 
-JET_MODELS = [DeepSets(width=8), InteractionNetwork(hidden=8, num_constituents=None)]
+JET_MODELS = [
+    DeepSets(width=8),
+    InteractionNetwork(hidden=8, num_constituents=None),
+    JetMlp(width_1=8),
+]
 CPU = torch.device("cpu")
 
 
@@ -104,6 +108,25 @@ def test_deep_sets_learn_to_tell_jets_apart():
     with torch.no_grad():
         total = sum(experiment.evaluate(batch) for batch in data.validation())
     assert total[1, 0] / total[1, 1] > 0.5
+
+
+@pytest.mark.parametrize(("depth", "sizes"), [
+    (1, [(6, 7), (5, 6)]), (2, [(6, 7), (4, 6), (5, 4)]), (3, [(6, 7), (4, 6), (3, 4), (5, 3)]),
+])  # fmt: skip
+def test_the_depth_of_a_jet_mlp_says_how_many_of_its_layers_are_there(jets, depth, sizes):
+    model = JetMlp(width_1=6, width_2=4, width_3=3, depth=depth)
+    assert [tuple(each.shape) for each in model.parameters() if each.ndim == 2] == sizes
+    assert model(jets).shape == (12, 5)
+
+
+@pytest.mark.parametrize(("depth", "message"), [
+    (0, "depth = 0 is not 1, 2 or 3"),
+    (4, "depth = 4 is not 1, 2 or 3"),
+    (2, r"depth = 2, but the widths of these layers are \[6, 0\]"),
+])  # fmt: skip
+def test_a_jet_mlp_without_the_layers_that_it_should_have_is_refused(depth, message):
+    with pytest.raises(ValueError, match=message):
+        JetMlp(width_1=6, depth=depth)
 
 
 @pytest.mark.parametrize(("channels", "kernel"), [(4, 3), (8, 5)])

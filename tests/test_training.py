@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import math
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from apps.contract import (
     EarlyStopping,
     Failure,
     N3LOError,
+    Start,
     Target,
     TaskPaths,
     Training,
@@ -36,6 +40,7 @@ from apps.contract import (
     read_json,
     read_json_lines,
 )
+from apps.experiment import Supervised, step_scheduler
 from apps.history import Diverged, check_finite, selected_row, stop_reason
 
 # A model with all that a resumed training could get wrong; it can kill itself in a given step.
@@ -116,6 +121,8 @@ def test_a_finished_training_leaves_history_weights_and_result(tmp_path):
     assert result.num_parameters == (3 * 8 + 8) + 2 * 8 + (8 * 3 + 3)
     assert result.seconds == rows[-1]["seconds"]
     assert (result.key, result.stopped, result.devices) == (task.key(), "epochs", ["cpu"])
+    assert (result.start_epoch, result.epochs) == (0, 3)
+    assert 0 < result.inference_us * 3 * result.num_val < 1e6 * result.seconds
     assert sorted(each.name for each in paths.folder.iterdir()) == [
         "history.jsonl", "result.json", "task.json", "weights.pt",
     ]  # fmt: skip
@@ -158,6 +165,292 @@ def test_schedulers_and_last_epoch_are_kept_as_the_study_asks(tmp_path):
     rows = read_json_lines(TaskPaths(path.parent).history)
     assert [row["lr"] for row in rows] == pytest.approx([0.1, 0.05, 0.025])
     assert TrainResult.read(TaskPaths(path.parent).result).epoch == 3
+
+
+# -- going on from another task --------------------------------------------------------------------
+
+
+def promoted(folder: Path, parent: TrainTask, **training: object) -> TrainTask:
+    """The task that goes on from `parent` in this folder, with other settings."""
+    start = Start(key=parent.key(), folder=str(folder))
+    return replace(parent, training=replace(parent.training, **training), start=start)
+
+
+ADAM = {
+    "optimizer": {"name": "adam", "lr": 0.02, "weight_decay": 0.01},
+    "scheduler": {"name": "exponential_lr", "gamma": 0.7},
+}
+SGD = {
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    "scheduler": {"name": "cosine_annealing_lr", "T_max": 5},
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "settings"), [(1, ADAM), (1, SGD), (2, ADAM)])
+def test_a_training_in_two_tasks_ends_with_the_bits_of_one(tmp_path, ranks, settings):
+    """Two epochs, then one more, then two more; with Horovod where there are two ranks."""
+    whole = tagger_task(tmp_path, ranks=ranks, epochs=5, select="last", **settings)
+    two = replace(whole, training=replace(whole.training, epochs=2), keep_state=True)
+    three = replace(promoted(tmp_path / "two", two, epochs=3), trial=1)
+    five = replace(promoted(tmp_path / "three", three, epochs=5), keep_state=False)
+    tasks = {"whole": whole, "two": two, "three": three, "five": five}
+    train_all(ranks, *(write_task(tmp_path / name, task) for name, task in tasks.items()))
+    at = {name: TaskPaths(tmp_path / name) for name in tasks}
+    assert at["whole"].weights.read_bytes() == at["five"].weights.read_bytes()
+    rows = {name: read_json_lines(each.history) for name, each in at.items()}
+    assert [len(each) for each in rows.values()] == [5, 2, 1, 2]
+    assert [{**row, "seconds": 0} for row in rows["whole"]] == [
+        {**row, "seconds": 0} for name in ("two", "three", "five") for row in rows[name]
+    ]
+    results = [TrainResult.read(each.result) for each in at.values()]
+    assert [(each.start_epoch, each.epochs) for each in results] == [(0, 5), (0, 2), (2, 3), (3, 5)]
+    assert [each.seconds for each in results] == [each[-1]["seconds"] for each in rows.values()]
+    assert [name for name, each in at.items() if each.state.exists()] == ["two", "three"]
+    assert not [name for name, each in at.items() if each.checkpoint.exists()]
+
+
+@pytest.mark.mpi
+def test_a_killed_training_needs_the_state_that_it_began_with_no_more(tmp_path):
+    parent = replace(tagger_task(tmp_path, epochs=2, **ADAM), keep_state=True)
+    child = promoted(tmp_path / "parent", parent, epochs=5)
+    paths = [
+        write_task(tmp_path / name, task)
+        for name, task in (("parent", parent), ("whole", child), ("killed", child))
+    ]
+    train_all(1, *paths[:2])
+    assert train(paths[2], KILL_AT=str(STEPS + 3)).returncode != 0
+    TaskPaths(tmp_path / "parent").state.unlink()
+    assert train(paths[2]).returncode == 0
+    whole, killed = TaskPaths(tmp_path / "whole"), TaskPaths(tmp_path / "killed")
+    assert whole.weights.read_bytes() == killed.weights.read_bytes()
+    assert TrainResult.read(killed.result).start_epoch == 2
+    assert [row["epoch"] for row in read_json_lines(killed.history)] == [3, 4, 5]
+
+
+@pytest.mark.mpi
+def test_a_kill_between_state_and_result_costs_no_epoch(tmp_path):
+    task = replace(tagger_task(tmp_path), keep_state=True)
+    path = write_task(tmp_path / "task", task)
+    paths = TaskPaths(path.parent)
+    train_all(1, path)
+    before, state = TrainResult.read(paths.result), paths.state.read_bytes()
+    paths.result.unlink()
+    assert train(path, KILL_AT="1").returncode == 0
+    assert TrainResult.read(paths.result) == before
+    assert paths.state.read_bytes() == state
+
+
+@pytest.mark.mpi
+def test_there_is_no_result_without_the_state_that_it_promises(tmp_path):
+    path = write_task(tmp_path / "task", replace(tagger_task(tmp_path), keep_state=True))
+    TaskPaths(path.parent).state.mkdir()  # where a file cannot be put
+    assert failure(path).message.startswith("IsADirectoryError")
+
+
+@pytest.mark.mpi
+def test_another_learning_rate_goes_on_from_the_same_weights(tmp_path):
+    """With a vanishing rate the child ends where its parent did."""
+    parent = replace(tagger_task(tmp_path, epochs=2, select="last"), keep_state=True)
+    optimizer = {"name": "sgd", "lr": 1e-30}
+    child = promoted(tmp_path / "parent", parent, epochs=3, optimizer=optimizer)
+    train_all(1, write_task(tmp_path / "parent", parent), write_task(tmp_path / "child", child))
+    (row,) = read_json_lines(TaskPaths(tmp_path / "child").history)
+    assert (row["epoch"], row["lr"]) == (3, 1e-30)
+    old, new = (torch.load(TaskPaths(tmp_path / name).weights) for name in ("parent", "child"))
+    assert torch.equal(old["layers.0.weight"], new["layers.0.weight"])
+
+
+@pytest.mark.mpi
+def test_a_state_that_is_gone_is_a_reason_of_its_own(tmp_path):
+    parent = replace(tagger_task(tmp_path), keep_state=True)
+    child = promoted(tmp_path / "t001-f0", parent, epochs=5)
+    state = TaskPaths(tmp_path / "t001-f0").state
+    assert failure(write_task(tmp_path / "t002-f0", child)) == Failure(
+        reason="parent",
+        message=f"the state of t001-f0 is gone ({state}): rerun that trial",
+        rank=0,
+    )
+
+
+def test_a_torn_state_or_one_of_another_task_counts_as_gone(tmp_path):
+    path = TaskPaths(tmp_path).state
+    start = Start(key="mine", folder=str(tmp_path))
+    checkpoint.save(path, {"key": "mine", "rows": [{"epoch": 2}]})
+    assert checkpoint.load_start(Training(epochs=3), start)["rows"] == [{"epoch": 2}]
+    with pytest.raises(checkpoint.ParentGone, match="is gone"):
+        checkpoint.load_start(Training(epochs=3), replace(start, key="other"))
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(checkpoint.ParentGone, match="is gone"):
+        checkpoint.load_start(Training(epochs=3), start)
+
+
+def test_a_task_must_train_longer_than_the_one_that_it_goes_on_from(tmp_path):
+    folder = tmp_path / "t001-f0"
+    folder.mkdir()
+    checkpoint.save(TaskPaths(folder).state, {"key": "k", "rows": [{"epoch": 3}]})
+    message = "training.epochs = 3 is not more than the 3 epochs that t001-f0 has trained"
+    with pytest.raises(N3LOError, match=message) as error:
+        checkpoint.load_start(Training(epochs=3), Start(key="k", folder=str(folder)))
+    assert type(error.value) is N3LOError
+
+
+class Going:
+    """A small network that is trained epoch after epoch, with its optimizer and scheduler."""
+
+    def __init__(self, optimizer: dict, scheduler: dict | None = None, width: int = 4) -> None:
+        self.training = Training(loss="mse", optimizer=optimizer, scheduler=scheduler)
+        torch.manual_seed(width)
+        layers = [torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)]
+        experiment = Supervised(torch.nn.Sequential(*layers), self.training)
+        optimizers = experiment.optimizers()
+        self.parts = {
+            "networks": experiment.networks,
+            "optimizers": optimizers,
+            "schedulers": experiment.schedulers(optimizers),
+        }
+
+    @property
+    def lr(self) -> float:
+        return self.parts["optimizers"]["model"].param_groups[0]["lr"]
+
+    def train(self, epochs: int) -> list[float]:
+        """The learning rate of each epoch."""
+        network, optimizer = (self.parts[kind]["model"] for kind in ("networks", "optimizers"))
+        x = torch.linspace(-1, 1, 15).reshape(5, 3)
+        used = []
+        for _ in range(epochs):
+            used.append(self.lr)
+            optimizer.zero_grad()
+            network(x).square().mean().backward()
+            optimizer.step()
+            for scheduler in self.parts["schedulers"].values():
+                step_scheduler(scheduler, 1.0)  # never better: a plateau
+        return used
+
+    def go_on(self, other: Going, folder: Path) -> None:
+        """From the state of another, through a file."""
+        content = {
+            "key": "k",
+            "rows": [{"epoch": 1}],
+            "settings": checkpoint.settings_of(other.training),
+            "states": checkpoint.states_of(other.parts),
+        }
+        checkpoint.save(TaskPaths(folder).state, content)
+        start = Start(key="k", folder=str(folder))
+        saved = checkpoint.load_start(self.training, start)
+        checkpoint.go_on(self.training, start, saved, self.parts)
+
+    def same_as(self, other: Going, kind: str) -> bool:
+        """Whether two are in the same state, to the bit; networks, optimizers or schedulers."""
+        pair = [each.parts[kind]["model"].state_dict() for each in (self, other)]
+        return pickled(pair[0]) == pickled(pair[1])
+
+
+def pickled(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+@pytest.mark.parametrize(("optimizer", "scheduler"), [
+    (MOMENTUM, None),
+    ({"name": "adam", "lr": 0.01}, {"name": "exponential_lr", "gamma": 0.7}),
+    ({"name": "rmsprop", "lr": 0.01}, {"name": "cosine_annealing_lr", "T_max": 7}),
+    (MOMENTUM, {"name": "one_cycle_lr", "max_lr": 0.5, "total_steps": 9}),  # momentum moves too
+    (MOMENTUM, {"name": "reduce_lr_on_plateau", "patience": 0}),
+])  # fmt: skip
+def test_with_the_same_settings_all_goes_on_to_the_bit(tmp_path, optimizer, scheduler):
+    old, new = Going(optimizer, scheduler), Going(optimizer, scheduler)
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert old.train(4) == new.train(4)
+    for kind in ("networks", "optimizers", *(["schedulers"] if scheduler else [])):
+        assert new.same_as(old, kind), kind
+
+
+def test_hyper_parameters_are_the_tasks_own_and_the_momentum_stays(tmp_path):
+    old, new = Going(MOMENTUM), Going({**MOMENTUM, "lr": 0.3, "weight_decay": 0.2})
+    old.train(3)
+    new.go_on(old, tmp_path)
+    group = new.parts["optimizers"]["model"].param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.9, 0.2)
+    states = [each.parts["optimizers"]["model"].state_dict()["state"] for each in (old, new)]
+    assert pickled(states[0]) == pickled(states[1])
+    assert new.same_as(old, "networks")
+
+
+@pytest.mark.parametrize(("settings", "curve"), [
+    ({"name": "exponential_lr", "gamma": 0.7}, lambda epoch: 0.7**epoch),
+    ({"name": "cosine_annealing_lr", "T_max": 8},
+     lambda epoch: (1 + math.cos(math.pi * epoch / 8)) / 2),
+    ({"name": "step_lr", "step_size": 2, "gamma": 0.1}, lambda epoch: 0.1 ** (epoch // 2)),
+    ({"name": "reduce_lr_on_plateau", "patience": 0, "factor": 0.5},
+     lambda epoch: 0.5 ** max(0, epoch - 1)),  # the first loss is the best, all others are not
+])  # fmt: skip
+def test_another_learning_rate_goes_on_along_its_own_schedule(tmp_path, settings, curve):
+    """As if it had been there from the first epoch."""
+    old, new = Going(MOMENTUM, settings), Going({**MOMENTUM, "lr": 0.4}, settings)
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert new.parts["schedulers"]["model"].get_last_lr() == [new.lr]
+    assert new.train(4) == pytest.approx([0.4 * curve(epoch) for epoch in (3, 4, 5, 6)])
+
+
+def test_another_schedule_of_the_same_kind_goes_on_from_where_the_rate_is(tmp_path):
+    old = Going(MOMENTUM, {"name": "exponential_lr", "gamma": 0.5})
+    new = Going(MOMENTUM, {"name": "exponential_lr", "gamma": 0.9})
+    old.train(2)
+    new.go_on(old, tmp_path)
+    assert new.train(2) == pytest.approx([0.1 * 0.5**2, 0.1 * 0.5**2 * 0.9])
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (None, {"name": "exponential_lr", "gamma": 0.5}),
+    ({"name": "step_lr", "step_size": 1}, {"name": "exponential_lr", "gamma": 0.5}),
+])  # fmt: skip
+def test_a_schedule_of_another_kind_begins_anew(tmp_path, before, after):
+    old, new = Going(MOMENTUM, before), Going(MOMENTUM, after)
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert new.train(3) == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_without_a_schedule_the_rate_is_the_tasks_own(tmp_path):
+    old, new = Going(MOMENTUM, {"name": "exponential_lr", "gamma": 0.5}), Going(MOMENTUM)
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert new.train(2) == [0.1, 0.1]
+    assert new.parts["optimizers"]["model"].state_dict()["state"] != {}
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (MOMENTUM, {"name": "adam", "lr": 0.02}),
+    ({"name": "adam", "lr": 0.02}, {"name": "nadam", "lr": 0.02}),
+    ({"name": "adam", "lr": 0.02}, {"name": "adam", "lr": 0.02, "amsgrad": True}),
+    ({"name": "sgd", "lr": 0.02}, {"name": "sgd", "lr": 0.02, "momentum": 0.9}),
+])  # fmt: skip
+def test_an_optimizer_that_cannot_use_the_old_moments_begins_anew(tmp_path, before, after):
+    old, new, fresh = Going(before), Going(after), Going(after)
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert new.same_as(old, "networks")
+    assert new.same_as(fresh, "optimizers")
+    new.train(2)
+
+
+def test_networks_of_another_shape_do_not_fit_the_state(tmp_path):
+    old, new = Going(MOMENTUM), Going(MOMENTUM, width=5)
+    old.train(1)
+    with pytest.raises(checkpoint.ParentGone) as error:
+        new.go_on(old, tmp_path)
+    assert str(error.value).startswith(
+        f"the networks do not fit the state of {tmp_path.name}: size mismatch for 0.weight: "
+    )
+    assert "\n" not in str(error.value)
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -265,6 +558,19 @@ def test_early_stopping_waits_for_its_patience():
     assert stopped_after("val_loss", values, early_stopping=stopping) == (7, "epochs")
 
 
+def test_a_task_that_goes_on_is_judged_by_its_own_epochs():
+    """Three were trained before; of its own, the patience of two is over after the third."""
+    stopping = EarlyStopping(patience=2)
+    training = Training(epochs=9, early_stopping=stopping)
+    rows = [{"epoch": 3 + n, "val_loss": 0.5 + n / 10, "seconds": 1.0} for n in (1, 2, 3)]
+    assert stop_reason(training, []) is None
+    assert stop_reason(training, rows[:2]) is None
+    assert stop_reason(training, rows) == "early_stopping"
+    assert stop_reason(Training(epochs=6), rows) == "epochs"
+    assert stop_reason(Training(epochs=7), rows) is None
+    assert selected_row(make_task([Path("a.h5")]), rows)["epoch"] == 4
+
+
 def test_an_improvement_within_min_delta_is_none():
     values = [5.0, 4.95, 4.9, 4.85, 4.8]
     stopping = EarlyStopping(patience=3, min_delta=0.5)
@@ -355,6 +661,14 @@ def test_the_check_runs_without_mpi_and_leaves_its_report(tmp_path):
     path.write_text(path.read_text().replace('"x"', '"xx"'))
     assert launch(1, "-c", program, path, report).returncode == 2
     assert "there is no 'xx'" in read_json(report)["error"]
+
+
+def test_the_check_counts_the_part_of_the_events_that_is_trained_on(tmp_path):
+    task = make_task([classes_h5(tmp_path / "events.h5")], data={"train_fraction": 0.5})
+    report = check(task)
+    assert report["val_events"] == [41, 40, 40]
+    assert report["train_events"] == pytest.approx([40, 40, 40], abs=4)
+    assert report["steps_per_epoch"] == -(-report["train_events"][0] // 7)
 
 
 def test_the_check_counts_numbers_that_are_not_finite(tmp_path):

@@ -113,6 +113,39 @@ class DeepSets(nn.Module):
         return self.head(self.rho(torch.cat([*pooled, jet_features(jets)], dim=-1)))
 
 
+class JetMlp(nn.Module):
+    """Hidden layers one after the other on a few quantities of the whole jet.
+
+    Each layer has a width of its own, so that a search can build the network layer by layer.
+
+    Args:
+        width_1: of the first hidden layer; width_2 and width_3 of those after it.
+        depth: hidden layers that are used, 1 to 3; the widths of the others do not matter.
+    """
+
+    def __init__(
+        self,
+        width_1: int = 32,
+        width_2: int = 0,
+        width_3: int = 0,
+        depth: int = 1,
+        activation: str = "relu",
+        num_classes: int = 5,
+    ) -> None:
+        super().__init__()
+        if not 1 <= depth <= 3:
+            raise ValueError(f"depth = {depth} is not 1, 2 or 3")
+        widths = [width_1, width_2, width_3][:depth]
+        if min(widths) < 1:
+            raise ValueError(f"depth = {depth}, but the widths of these layers are {widths}")
+        self.hidden = mlp([NUM_JET_FEATURES, *widths], activation)
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, jets: torch.Tensor) -> torch.Tensor:
+        """Constituents (B, N, 16) -> logits (B, num_classes)."""
+        return self.head(self.hidden(jet_features(jets)))
+
+
 class InteractionNetwork(nn.Module):
     """JEDI-net (Moreno et al., arXiv:1908.05318): constituents that act on each other in pairs.
 
