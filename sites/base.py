@@ -41,6 +41,10 @@ class Site(ABC):
         """
 
     @abstractmethod
+    def node_share(self, shape: Shape) -> float:
+        """How many nodes a task of this shape occupies: 0.5 if two share a node."""
+
+    @abstractmethod
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
         """The parsl.Config of a campaign; Parsl writes its own files to `run_dir`."""
 

@@ -54,6 +54,12 @@ class Local(Site):
         by_gpus = gpus // shape.num_gpus if shape.num_gpus else cores
         return min(cores // shape.num_cores, by_gpus)
 
+    def node_share(self, shape: Shape) -> float:
+        shares = [shape.num_cores / self._num_cores()]
+        if shape.num_gpus:
+            shares.append(shape.num_gpus / self._num_gpus())
+        return min(max(shares), 1.0)
+
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
         from parsl.config import Config
         from parsl.executors import HighThroughputExecutor

@@ -17,8 +17,8 @@ import workflow
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"workflow", "apps", "sites"}
 STANDARD = sys.stdlib_module_names
-DRIVER = {"parsl", "pandas", "numpy", "pydantic", "pydantic_core", "rich", "psutil"}
-SEARCH = {"skopt", "sklearn", "scipy"}
+DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "rich", "psutil"}
+SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
 RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy"}
 
 
@@ -81,7 +81,7 @@ def test_the_preflight_does_without_mpi():
 def test_the_driver_starts_without_the_libraries_of_the_ranks():
     code = (
         "import sys, workflow.session, workflow.cli;"
-        "assert not {'torch', 'mpi4py', 'h5py', 'horovod', 'skopt'} & set(sys.modules)"
+        "assert not {'torch', 'mpi4py', 'h5py', 'horovod', 'skopt', 'optuna'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 

@@ -10,15 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
-from test_launch import make_result
+from test_launch import make_result, wait_for
 
-from apps.contract import Failure, Fingerprint, TrainTask
+from apps.contract import Failure, Fingerprint, N3LOError, TrainTask
+from workflow import session
 from workflow.campaign import MAX_ATTEMPTS, Campaign
 from workflow.console import Console
 from workflow.ledger import Ledger, session_facts
 from workflow.plan import Planner
-from workflow.search import create
+from workflow.search import METHODS
 from workflow.study import load
 from workflow.tasks import EngineError, Outcome
 
@@ -36,6 +38,7 @@ class ThreadEngine:
     def __init__(self, folder: Path, train: Callable = distance, num_slots: int = 2) -> None:
         self.folder = folder
         self.train = train
+        self.num_slots = num_slots
         self.pool = ThreadPoolExecutor(num_slots)
         self.finished: dict[str, dict] = {}
         self.executed: list[str] = []
@@ -87,19 +90,25 @@ class ThreadEngine:
 def campaign(study_path, tmp_path):
     """Start a driver: `campaign(engine, method=..., num_trials=...)` returns its ledger."""
 
-    def run(engine: ThreadEngine, method: str = "random", num_trials: int = 5, parallel: int = 2):
+    def run(
+        engine: ThreadEngine, method: str = "random", num_trials: int = 5, parallel: int = 2, **more
+    ):
         file = load(study_path, {
             "search.method": method,
             "search.num_trials": num_trials,
             "search.num_parallel": parallel,
+            **{f"search.{key}": value for key, value in more.items()},
         })  # fmt: skip
+        search = session.make_search(file)
         planner = Planner(file, file.data_files(), FINGERPRINT)
         (tmp_path / "run").mkdir(exist_ok=True)
         ledger = Ledger(tmp_path / "run")
-        ledger.record_session(**session_facts(FINGERPRINT, site="threads"))
-        search = create(method, file.space, "min", {}, file.study.seed)
-        console = Console(file.study.search.objective, num_trials, 2, 2)
-        Campaign(planner, search, ledger, engine, console, num_slots=2).run()
+        scoring = session.scoring_of(file.study.search).plain()
+        ledger.record_session(**session_facts(FINGERPRINT, site="threads", scoring=scoring))
+        session.set_aside(ledger, file)
+        folds = file.study.data.folds
+        console = Console(file.study.search.objective, num_trials, folds, engine.num_slots)
+        Campaign(planner, search, ledger, engine, console, engine.num_slots).run()
         return ledger
 
     return run
@@ -110,7 +119,7 @@ def engine(tmp_path) -> ThreadEngine:
     return ThreadEngine(tmp_path / "run")
 
 
-@pytest.mark.parametrize("method", ["random", "grid", "bayesian"])
+@pytest.mark.parametrize("method", ["random", "grid", "bayesian", "sobol"])
 def test_the_budget_is_met_exactly(campaign, engine, method):
     ledger = campaign(engine, method, num_trials=7)
     assert list(ledger.trials()["status"]) == ["done"] * 7
@@ -245,3 +254,281 @@ def test_an_engine_that_breaks_down_ends_the_study_and_loses_nothing(campaign, e
     engine.executed.clear()
     assert list(campaign(engine).trials()["status"]) == ["done"] * 5
     assert len(engine.executed) <= 6
+
+
+# -- trials that go on from each other -------------------------------------------------------------
+
+HALVING = {"method": "halving", "options": {"eta": 3, "min_epochs": 1, "proposer": "random"}}
+POPULATION = {"method": "population", "options": {"population": 4, "steps": 3}}
+
+
+def curve(task):
+    """Falls with the epochs, to a level that depends on the learning rate."""
+    return distance(task) + 1 / task.training.epochs
+
+
+@pytest.fixture
+def nine_epochs(edit):
+    edit("epochs = 2", "epochs = 9")
+
+
+@pytest.mark.usefixtures("nine_epochs")
+@pytest.mark.parametrize("settings", [HALVING, POPULATION], ids=["halving", "population"])
+def test_a_child_starts_from_its_parents_folds_after_they_ended(campaign, engine, settings):
+    seen = []
+
+    def train(task):
+        seen.append(task)
+        return curve(task)
+
+    engine.train = train
+    ledger = campaign(engine, num_trials=12, **settings)
+    assert list(ledger.trials()["status"]) == ["done"] * 12
+    children = [task for task in seen if task.start is not None]
+    assert children
+    assert all(task.keep_state for task in seen)
+    for task in children:
+        proposal = ledger.trials_by_number[task.trial].proposal
+        parent = ledger.trials_by_number[proposal.parent].tasks[task.fold]
+        assert task.start.key == parent.key
+        assert task.start.folder.endswith(f"/run/t{proposal.parent:03d}-f{task.fold}")
+        assert parent.ended <= ledger.state(task).submitted
+        root = next(t for t in seen if (t.trial, t.fold) == (ledger.root(task.trial), task.fold))
+        assert task.seed == root.seed
+        assert task.training.epochs > root.training.epochs
+
+
+@pytest.mark.usefixtures("nine_epochs")
+@pytest.mark.parametrize("settings", [HALVING, POPULATION], ids=["halving", "population"])
+def test_a_second_start_of_such_a_study_executes_nothing(campaign, engine, settings):
+    engine.train = curve
+    before = campaign(engine, num_trials=12, **settings)
+    engine.executed.clear()
+    after = campaign(engine, num_trials=12, **settings)
+    assert engine.executed == []
+    assert after.trials()["score"].equals(before.trials()["score"])
+
+
+@pytest.mark.usefixtures("nine_epochs")
+def test_a_child_waits_for_a_parent_that_runs_again(campaign, engine):
+    engine.train = curve
+    ledger = campaign(engine, num_trials=12, **HALVING)
+    child = next(t for t in ledger.trials_by_number.values() if t.proposal.parent is not None)
+    parent = ledger.trials_by_number[child.proposal.parent]
+    for state in [*parent.tasks.values(), *child.tasks.values()]:
+        engine.finished.pop(state.key, None)
+    engine.executed.clear()
+    campaign(engine, num_trials=12, **HALVING)
+    number = parent.proposal.number
+    assert len(engine.executed) == 4
+    assert set(engine.executed[:2]) == {f"t{number:03d}-f0", f"t{number:03d}-f1"}
+
+
+@pytest.mark.usefixtures("nine_epochs")
+def test_a_child_whose_parent_fails_now_fails_with_that_reason(campaign, engine):
+    engine.train = curve
+    ledger = campaign(engine, num_trials=12, **HALVING)
+    child = next(t for t in ledger.trials_by_number.values() if t.proposal.parent is not None)
+    number = child.proposal.parent
+    for state in [*ledger.trials_by_number[number].tasks.values(), *child.tasks.values()]:
+        engine.finished.pop(state.key, None)
+    ledger.record_rerun([child.proposal.number])
+    engine.train = lambda task: Failure(reason="exception", message="no")
+    tasks = campaign(engine, num_trials=12, **HALVING).tasks()
+    assert list(tasks.query("trial == @child.proposal.number")["reason"]) == ["parent", "parent"]
+    assert list(tasks.query("trial == @number")["reason"]) == ["exception", "exception"]
+
+
+def test_racing_is_refused_where_trials_go_on_from_each_other(campaign, engine):
+    with pytest.raises(N3LOError, match="'halving' stops trials by itself"):
+        campaign(engine, racing={"alpha": 0.05}, **HALVING)
+
+
+# -- fold racing -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def five_folds(edit):
+    edit("folds = 2", "folds = 5")
+
+
+def with_fold_effect(task):
+    """Folds differ by 1, trials by decades, and what is left is 0.01."""
+    rng = np.random.default_rng([task.trial, task.fold])
+    return distance(task) + task.fold + 0.01 * rng.normal()
+
+
+@pytest.mark.usefixtures("five_folds")
+def test_a_hopeless_trial_is_not_trained_on_its_other_folds(campaign, engine):
+    engine.train = with_fold_effect
+    ledger = campaign(engine, num_trials=20, racing={"alpha": 0.05, "min_folds": 1})
+    trials = ledger.trials()
+    assert set(trials["status"]) == {"done", "dropped"}
+    assert len(engine.executed) < 0.7 * 100
+    for number, trial in ledger.trials_by_number.items():
+        if trial.status == "dropped":
+            done = [fold for fold, state in trial.tasks.items() if state.status == "done"]
+            assert done == list(range(len(done)))
+            assert "its chance to beat" in trial.tasks[4].message
+            assert math.isnan(trials["score"][number])
+
+
+@pytest.mark.usefixtures("five_folds")
+def test_racing_finds_the_best_trial_that_a_whole_study_finds(campaign, engine, tmp_path):
+    engine.train = with_fold_effect
+    raced = campaign(engine, num_trials=20, racing={"alpha": 0.05}).trials()
+    (tmp_path / "run").rename(tmp_path / "raced")
+    whole = ThreadEngine(tmp_path / "run", with_fold_effect)
+    all_of_them = campaign(whole, num_trials=20).trials()
+    assert raced["score"].idxmin() == all_of_them["score"].idxmin()
+    assert len(whole.executed) == 100
+
+
+@pytest.mark.usefixtures("five_folds")
+def test_a_raced_study_that_starts_again_stands_by_what_it_dropped(campaign, engine):
+    engine.train = with_fold_effect
+    before = campaign(engine, num_trials=12, racing={"alpha": 0.05})
+    engine.executed.clear()
+    after = campaign(engine, num_trials=12, racing={"alpha": 0.05})
+    assert engine.executed == []
+    assert list(after.tasks()["status"]) == list(before.tasks()["status"])
+
+
+@pytest.mark.usefixtures("five_folds")
+def test_racing_begins_after_min_folds_and_trains_no_fold_more_than_it_must(campaign, engine):
+    engine.train = with_fold_effect
+    ledger = campaign(engine, num_trials=12, racing={"alpha": 0.05, "min_folds": 2})
+    dropped = [t for t in ledger.trials_by_number.values() if t.status == "dropped"]
+    assert dropped
+    assert {len(trial.facts("fom")) for trial in dropped} == {2}
+
+
+@pytest.mark.usefixtures("five_folds")
+def test_with_racing_a_failed_fold_spares_the_others(campaign, engine):
+    engine.train = lambda task: Failure(reason="diverged", message="nan")
+    ledger = campaign(engine, num_trials=3, racing={"alpha": 0.05})
+    assert len(engine.executed) == 3
+    assert list(ledger.trials()["status"]) == ["failed"] * 3
+
+
+# -- the end of a study ----------------------------------------------------------------------------
+
+
+def test_a_study_in_which_all_fails_stops_early_and_says_why(campaign, engine, capsys):
+    engine.train = lambda task: Failure(reason="exception", message="RuntimeError: no")
+    ledger = campaign(engine, num_trials=50, parallel=1, stop={"failures": 4})
+    assert len(ledger.trials()) == 4
+    assert (
+        "no more trials: the last 4 all failed (exception 8); search.stop.failures = 4"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_target_value_ends_the_study(campaign, engine, capsys):
+    ledger = campaign(engine, num_trials=50, parallel=1, stop={"value": 0.5})
+    scores = ledger.trials()["score"]
+    assert scores.iloc[-1] <= 0.5 < scores.iloc[:-1].min()
+    assert f"t{len(scores) - 1:03d} has" in capsys.readouterr().out
+
+
+def test_no_improvement_ends_the_study(campaign, engine):
+    scores = campaign(engine, num_trials=200, parallel=1, stop={"no_improvement": 6}).trials()
+    assert scores["score"].idxmin() == len(scores) - 7
+
+
+def test_node_hours_end_the_study(campaign, engine):
+    """A task of make_result takes `seconds` of a whole node."""
+    ledger = campaign(engine, num_trials=2, parallel=1)
+    hours = sum(ledger.tasks()["seconds"]) / 3600
+    ledger = campaign(engine, num_trials=50, parallel=1, stop={"node_hours": 2.4 * hours})
+    assert len(ledger.trials()) == 5  # 2.4 x 2 trials are 4.8
+
+
+def test_what_runs_when_a_rule_is_met_ends_as_usual(campaign, tmp_path):
+    engine = ThreadEngine(tmp_path / "run", num_slots=8)
+    trials = campaign(engine, num_trials=50, parallel=4, stop={"value": 0.7}).trials()
+    assert set(trials["status"]) == {"done"}
+
+
+def test_a_proposal_that_is_prepared_ahead_is_in_the_ledger_before_a_slot_is_free(campaign, engine):
+
+    def train(task):
+        """Ends only once the next trial is in the ledger."""
+        wanted = min(task.trial + 2, 6)
+        wait_for(lambda: len(Ledger(engine.folder).trials_by_number) >= wanted, 10)
+        return distance(task)
+
+    engine.train = train
+    ledger = campaign(engine, num_trials=6, parallel=1, prepare_ahead=1)
+    assert list(ledger.trials()["status"]) == ["done"] * 6
+
+
+# -- a space that changes --------------------------------------------------------------------------
+
+WIDTH = '"model.args.width" = { type = "int", low = 2, high = 8 }'
+
+
+def test_rows_that_fit_a_changed_space_are_reused_and_the_others_set_aside(campaign, engine, edit):
+    before = campaign(engine, num_trials=6).trials()
+    engine.executed.clear()
+    edit(WIDTH, WIDTH.replace("high = 8", "high = 7"))
+    after = campaign(engine, num_trials=8).trials()
+    fits = before["model.args.width"] <= 7
+    assert 0 < fits.sum() < 6
+    assert list(after["status"][:6]) == ["done" if fit else "aside" for fit in fits]
+    assert (after["status"] == "done").sum() == 8
+    assert len(engine.executed) == 2 * (8 - fits.sum())
+
+
+def test_a_new_dimension_finds_the_studys_own_value_in_earlier_rows(campaign, engine, edit):
+    campaign(engine, num_trials=4)
+    engine.executed.clear()
+    edit(WIDTH, WIDTH + '\n"training.batch_size" = { type = "int", low = 8, high = 64 }')
+    after = campaign(engine, num_trials=5).trials()
+    assert list(after["status"]) == ["done"] * 5  # all ran with batch_size 16, the study's own
+    assert len(engine.executed) == 2
+
+
+@pytest.mark.usefixtures("nine_epochs")
+def test_a_finished_trial_stays_so_when_its_parent_does_not_fit_any_more(campaign, engine, edit):
+    engine.train = curve
+    before = campaign(engine, num_trials=12, **POPULATION).trials()
+    moved = before.dropna(subset=["parent"]).merge(before, left_on="parent", right_on="trial")
+    lr = "training.optimizer.lr"
+    lower = moved[moved[f"{lr}_x"] < moved[f"{lr}_y"]]
+    assert len(lower) > 0
+    high = (lower[f"{lr}_x"].iloc[0] + lower[f"{lr}_y"].iloc[0]) / 2
+    edit("high = 1.0", f"high = {high}")
+    after = campaign(engine, num_trials=12, **POPULATION).trials()
+    assert set(after["status"][:12]) == {"done", "aside"}
+
+
+@pytest.mark.usefixtures("nine_epochs")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(HALVING, {"method": "random"}), ({"method": "random"}, HALVING)],
+    ids=["from halving", "to halving"],
+)
+def test_another_method_finds_the_finished_trials_done(campaign, engine, first, second):
+    engine.train = curve
+    before = campaign(engine, num_trials=9, **first).trials()
+    engine.executed.clear()
+    after = campaign(engine, num_trials=12, **second).trials()
+    assert list(after["status"]) == ["done"] * 12
+    assert list(after["score"][:9]) == list(before["score"])
+    assert {name[:4] for name in engine.executed} == {"t009", "t010", "t011"}
+
+
+@pytest.mark.usefixtures("nine_epochs")
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("multi", "constructive")])
+def test_every_method_runs_a_study_in_which_every_third_trial_fails(campaign, engine, method):
+    def train(task):
+        if task.trial % 3 == 1:
+            return Failure(reason="diverged", message="nan")
+        return curve(task)
+
+    engine.train = train
+    options = {"population": POPULATION["options"], "evolution": {"population": 4}}.get(method, {})
+    trials = campaign(engine, method, num_trials=12, options=options).trials()
+    assert len(trials) == 12
+    assert set(trials["status"]) == {"done", "failed"}

@@ -64,14 +64,15 @@ def test_an_unknown_option(study_path, error_of):
 
 def test_a_budget_that_is_not_valid(study_path, error_of):
     assert error_of(study_path, "--trials", "0") == (
-        f"n3lo: {study_path}:24: search: num_trials: 0 is not at least 1"
+        f"n3lo: {study_path}:27: search: num_trials: 0 is not at least 1"
     )
 
 
 def test_an_unknown_search_method(edit, error_of):
     path = edit('method = "random"', 'method = "bayesain"')
     assert error_of(path) == (
-        "n3lo: search.method: unknown method 'bayesain'; there are: random, grid, bayesian; did "
+        f"n3lo: {path}:25: search.method: unknown method 'bayesain'; there are: bayesian, multi, "
+        "skopt, optuna, evolution, population, halving, constructive, grid, random, sobol; did "
         "you mean 'bayesian'?"
     )
 

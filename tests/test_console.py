@@ -11,13 +11,14 @@ from test_ledger import FINGERPRINT, finish
 from apps.contract import Objective
 from workflow.console import Console, by_score, score_text, short_names
 from workflow.ledger import Ledger, session_facts
+from workflow.search import Proposal
 
 
 def test_a_terminal_shows_how_far_the_study_is_and_its_best_trial(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.record_session(**session_facts(FINGERPRINT, site="local"))
     for trial, fom in enumerate((0.4, 0.2)):
-        ledger.record_trial(trial, {"training.optimizer.lr": 0.01}, num_folds=2)
+        ledger.record_trial(Proposal({"training.optimizer.lr": 0.01}, number=trial), num_folds=2)
         finish(ledger, trial, 0, fom)
     finish(ledger, 1, 1, 0.4)
     screen = io.StringIO()

@@ -151,3 +151,42 @@ def test_a_driver_that_is_told_to_end_takes_everything_along(start, tmp_path, nu
     assert driver.wait(timeout=60) == status
     assert (tmp_path / "err.txt").read_text() == said
     assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize("method", [
+    'method = "halving"\noptions = { eta = 3, min_epochs = 1, proposer = "random" }',
+    'method = "population"\noptions = { population = 4, steps = 3 }',
+], ids=["halving", "population"])  # fmt: skip
+def test_a_study_whose_trials_go_on_from_each_other_survives_kills(
+    start, n3lo, study_path, edit, tmp_path, method
+):
+    edit('method = "random"', method)
+    edit("epochs = 2", "epochs = 9")
+    edit("num_trials = 3", "num_trials = 12")
+    moments = random.Random(3)
+    for _ in range(4):
+        driver = start("--set", "cores=2")
+        time.sleep(moments.uniform(4, 14))
+        driver.kill()
+        driver.wait()
+    last = n3lo(study_path, "--set", "cores=2")
+    assert last.returncode == 0, last
+    assert not left_over(tmp_path)
+    assert set(Ledger(tmp_path / "runs" / "small").trials()["status"]) == {"done"}
+
+    # no finished task was trained again, and every child began where its parent ended
+    ended: set[tuple[int, int]] = set()
+    for row in read_json_lines(tmp_path / "runs" / "small" / "ledger.jsonl"):
+        task = (row.get("trial"), row.get("fold"))
+        if row["event"] == "start":
+            assert task not in ended
+        if row["event"] == "end" and row["status"] == "done":
+            ended.add(task)
+    ledger = Ledger(tmp_path / "runs" / "small")
+    children = [t for t in ledger.trials_by_number.values() if t.proposal.parent is not None]
+    assert len(ended) == 24
+    assert children
+    for child in children:
+        for fold, state in child.tasks.items():
+            parent = ledger.trials_by_number[child.proposal.parent].tasks[fold]
+            assert state.result["start_epoch"] == parent.result["epochs"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pandas as pd
 import pytest
 from test_launch import make_result, make_task
 
-from apps.contract import Failure, Fingerprint
+from apps.contract import Failure, Fingerprint, Objective
 from workflow.ledger import Ledger, session_facts
+from workflow.scores import Scoring
+from workflow.search import Proposal
 
 FINGERPRINT = Fingerprint(data="d", model="m", code="c")
 
@@ -36,7 +39,8 @@ def ledger(tmp_path) -> Ledger:
     ledger = Ledger(tmp_path)
     start_session(ledger)
     for trial in range(3):
-        ledger.record_trial(trial, {"a.lr": 0.1 * (trial + 1), "a.kind": "x"}, num_folds=2)
+        point = {"a.lr": 0.1 * (trial + 1), "a.kind": "x"}
+        ledger.record_trial(Proposal(point, number=trial), num_folds=2)
     finish(ledger, 0, 1, 0.4)
     finish(ledger, 0, 0, 0.2)
     finish(ledger, 1, 0, 0.1)
@@ -83,11 +87,11 @@ def test_the_score_is_the_mean_over_folds_and_spread_their_standard_deviation(le
 
 
 def test_the_search_is_told_of_ended_trials_with_the_error_of_their_mean(ledger):
-    history, pending = ledger.known_points()
+    history, pending = ledger.known()
     assert history[0].value == pytest.approx(0.3)
     assert history[0].noise == pytest.approx(0.1)
     assert history[1].value is None
-    assert [point["a.lr"] for point in pending] == [pytest.approx(0.3)]
+    assert [(each.number, each.point["a.lr"]) for each in pending] == [(2, pytest.approx(0.3))]
 
 
 def test_the_mean_does_not_depend_on_which_fold_ended_first(tmp_path):
@@ -96,10 +100,10 @@ def test_the_mean_does_not_depend_on_which_fold_ended_first(tmp_path):
     for order in ([0, 1, 2], [2, 0, 1]):
         ledger = Ledger(tmp_path / str(order))
         ledger.folder.mkdir()
-        ledger.record_trial(0, {"a.lr": 1.0}, num_folds=3)
+        ledger.record_trial(Proposal({"a.lr": 1.0}, number=0), num_folds=3)
         for fold in order:
             finish(ledger, 0, fold, foms[fold])
-        scores.append(ledger.known_points()[0][0].value)
+        scores.append(ledger.known()[0][0].value)
     assert scores[0] == scores[1]
 
 
@@ -136,3 +140,93 @@ def test_an_event_of_a_later_version_is_passed_over(ledger):
     with open(ledger.path, "a") as file:
         file.write('{"event": "from_the_future", "x": 1}\n')
     assert same(Ledger(ledger.folder).tasks(), ledger.tasks())
+
+
+def test_what_a_proposal_is_besides_its_point_is_kept(tmp_path):
+    ledger = Ledger(tmp_path)
+    start_session(ledger)
+    ledger.record_trial(Proposal({"a.lr": 1.0}, {"training.epochs": 3}, number=0), 2)
+    child = Proposal({"a.lr": 1.0}, {"training.epochs": 9}, parent=0, tags={"rung": 1}, number=1)
+    ledger.record_trial(child, 2, seconds=0.25)
+    finish(ledger, 0, 0, 0.5)
+    again = Ledger(tmp_path)
+    assert again.trials_by_number[1].proposal == child
+    assert again.root(1) == 0
+    start = again.starts(1)[0]
+    assert start.key == task_of(0, 0).key()
+    assert start.folder == str(tmp_path.resolve() / task_of(0, 0).id)
+    trial = again.trials().iloc[1]
+    columns = ["training.epochs", "rung", "parent", "search_seconds"]
+    assert trial[columns].tolist() == [9, 1, 0, 0.25]
+
+
+def test_the_search_is_told_the_mean_that_a_dropped_trial_would_have(tmp_path):
+    """Fold 1 is 0.1 worse than fold 0 for all trials."""
+    ledger = Ledger(tmp_path)
+    for trial, level in enumerate([1.0, 2.0, 3.0]):
+        ledger.record_trial(Proposal({"a.lr": level}, number=trial), num_folds=2)
+        finish(ledger, trial, 0, level - 0.05)
+        if trial < 2:
+            finish(ledger, trial, 1, level + 0.05)
+    ledger.record_dropped(2, [1], "hopeless")
+    again = Ledger(tmp_path)
+    assert again.trials_by_number[2].status == "dropped"
+    assert again.tasks()["message"].iloc[5] == "hopeless"
+    history, pending = again.known()
+    assert pending == []
+    assert history[2].value == pytest.approx(3.0)
+    assert math.isnan(again.trials()["score"].iloc[2])  # only a whole trial can be the best
+
+
+def test_trials_set_aside_are_not_told_until_they_fit_again(ledger):
+    ledger.record_aside([0])
+    assert ledger.trials()["status"].iloc[0] == "aside"
+    assert [seen.proposal.number for seen in ledger.known()[0]] == [1]
+    start_session(ledger)
+    assert ledger.trials()["status"].iloc[0] == "done"
+
+
+def test_a_trial_whose_parent_failed_has_failed_with_that_reason(ledger):
+    ledger.record_orphaned(2, "t001, from which it goes on, failed")
+    tasks = ledger.tasks().query("trial == 2")
+    assert list(tasks["reason"]) == ["parent", "parent"]
+    assert ledger.trials_by_number[2].is_ended
+
+
+def test_a_spread_penalty_and_further_objectives_are_the_sessions(ledger):
+    """0.2 and 0.4 have the mean 0.3 and the deviation 0.2 / sqrt(2)."""
+    scoring = Scoring(
+        Objective(metric="val_loss", goal="min"), 1.0, (Objective(metric="seconds", goal="min"),)
+    )
+    ledger.record_session(**session_facts(FINGERPRINT, scoring=scoring.plain()))
+    trial = Ledger(ledger.folder).trials().iloc[0]
+    assert trial["score"] == pytest.approx(0.3 + 0.2 / math.sqrt(2))
+    assert trial["pareto"]
+    assert ledger.known()[0][0].further == (make_result(task_of(0, 0), fom=0.2).seconds,)
+
+
+def test_the_budget_counts_the_first_trials_that_fit(ledger):
+    ledger.record_aside([0])
+    assert ledger.counted(1) == [1]
+    assert ledger.counted(9) == [1, 2]
+
+
+def test_only_trials_with_the_largest_budget_count_as_trained_in_full(tmp_path):
+    ledger = Ledger(tmp_path)
+    for number, epochs in enumerate([1, 3, 1, 3]):
+        proposal = Proposal({"a.lr": 1.0 + number}, {"training.epochs": epochs}, number=number)
+        ledger.record_trial(proposal, 1)
+    assert ledger.in_full() == [1, 3]
+    ledger.record_trial(Proposal({"a.lr": 9.0}, number=4), 1)
+    assert ledger.in_full() == [4]
+
+
+def test_the_hours_of_a_study_are_those_of_its_sessions(tmp_path):
+    (tmp_path / "ledger.jsonl").write_text(
+        "".join(
+            json.dumps({"event": event, "time": hour * 3600.0, "trials": [], "fingerprint": {}})
+            + "\n"
+            for event, hour in [("session", 0), ("aside", 2), ("session", 10), ("aside", 11)]
+        )
+    )
+    assert Ledger(tmp_path).hours() == pytest.approx(3.0)

@@ -1,36 +1,106 @@
 """One suite of behaviours that every search method has to show, then what only one of them does."""
 
 import itertools
+import json
 import logging
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from apps.contract import N3LOError
-from workflow.search import METHODS, Observation, Search, create
-from workflow.space import Choice, Integer, Point, Real, Space
+from workflow.expression import Expression
+from workflow.search import METHODS, Goal, Observation, Problem, Proposal, Search, create
+from workflow.search.base import PointSearch
+from workflow.search.optuna_engine import OptunaSearch
+from workflow.search.sobol import sobol_point
+from workflow.space import Choice, Integer, Ordinal, Point, Real, Space
 
+LR = "training.lr"  # population-based training moves what is under training
 SPACE = Space(
     {
-        "lr": Real(low=1e-5, high=1e-1, log=True, num=4),
-        "width": Integer(low=16, high=256, log=True, num=3),
-        "depth": Integer(low=1, high=6, num=3),
+        LR: Real(low=1e-5, high=1e-1, log=True, num=4),
+        "depth": Integer(low=1, high=2),
+        "width_1": Integer(low=16, high=256, log=True, num=3),
+        "width_2": Integer(low=16, high=256, log=True, num=3),
         "activation": Choice(values=["relu", "selu", "gelu"]),
         "shuffle": Choice(values=[True, False]),
     }
 )
+CONDITIONAL = Space(
+    {
+        "kernel": Ordinal(values=[1, 3, 5], when={"kind": ["cnn"]}),  # before what it depends on
+        LR: Real(low=1e-5, high=1e-1, log=True, num=4),
+        "depth": Integer(low=1, high=2),
+        "width_1": Integer(low=16, high=256, log=True, num=3),
+        "width_2": Integer(low=16, high=256, log=True, num=3, when={"depth": [2]}),
+        "kind": Choice(values=["cnn", "mlp"]),
+        "dropout": Real(low=0.0, high=0.5, num=2, when={"kind": ["mlp"], "depth": [2]}),
+    },
+    (
+        Expression.parse("width_1 * depth <= 300"),
+        Expression.parse("width_2 <= width_1 or depth == 1"),
+    ),
+)
 NINE = Space({"k": Integer(low=1, high=3), "c": Choice(values=["a", "b", "c"])})
+SPACES = {"mixed": SPACE, "conditional": CONDITIONAL}
 SQUARE = Space({"x": Real(low=-1, high=1), "y": Real(low=-1, high=1)})
 
-each_method = pytest.mark.parametrize("method", list(METHODS))
+Value = Callable[[int, Point], float | None]
+Propose = Callable[
+    [Sequence[Observation], Sequence[Proposal], int, np.random.Generator], list[Proposal]
+]
 
 
-def build(method: str, space: Space = SPACE, seed: int = 1) -> Search:
-    return create(method, space, "min", {}, seed)
+@dataclass(frozen=True)
+class Case:
+    """A method as the suite builds it."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    goals: tuple[Goal, ...] = ("min",)
+    num: int = 60  # trials of the longer tests: few for engines that take long to think
+    is_points: bool = True  # its trials are points: no budgets, parents, stages
+    is_seeded: bool = True
+
+
+CASES = {
+    "bayesian": Case("bayesian", num=20),
+    "multi": Case("multi", goals=("min", "min"), num=20),
+    "skopt": Case("skopt", {"num_initial": 10}, num=14),
+    "skopt-ET": Case("skopt", {"engine": "ET", "num_initial": 12}, num=16),
+    "optuna": Case("optuna", num=30),
+    "optuna-cmaes": Case("optuna", {"sampler": "cmaes"}, num=30),
+    "optuna-nsga2": Case("optuna", {"sampler": "nsga2"}, goals=("min", "max"), num=30),
+    "evolution": Case("evolution"),
+    "evolution-steady": Case("evolution", {"steady_state": True}),
+    "population": Case("population", {"population": 8, "steps": 5}, num=40, is_points=False),
+    "halving": Case("halving", is_points=False),
+    "hyperband": Case("halving", {"brackets": 3, "proposer": "random"}, is_points=False),
+    "halving-data": Case("halving", {"resource": "data"}, is_points=False),
+    "constructive": Case(
+        "constructive", {"depth": "depth", "sizes": ["width_1", "width_2"]}, is_points=False
+    ),
+    "grid": Case("grid", is_seeded=False),
+    "random": Case("random"),
+    "sobol": Case("sobol"),
+}
+
+each = pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in CASES])
+each_of_points = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name) for name, case in CASES.items() if case.is_points]
+)
+
+
+def build(case: Case, space: Space = SPACE, seed: int = 1, flip: bool = False) -> Search:
+    goals = tuple(("max" if goal == "min" else "min") if flip else goal for goal in case.goals)
+    problem = Problem(space, goals, seed=seed, num_trials=case.num, epochs=9)
+    return create(case.method, problem, case.options)
 
 
 def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
@@ -39,76 +109,132 @@ def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
 
 
 def loss(point: Point) -> float:
-    return abs(math.log10(float(point["lr"])) + 3) + 0.1 * float(point["depth"])
+    return abs(math.log10(float(point[LR])) + 3) + 0.1 * float(point["depth"])
+
+
+def simulate(
+    propose: Propose, value: Value, num: int, parallel: int = 1, seed: int = 1, further: int = 0
+) -> list[Observation]:
+    """A study of up to `num` trials, `parallel` at a time, that end in a random order.
+
+    It ends before if the search has nothing more to propose while nothing is pending. No proposal
+    may be one that is done or pending.
+    """
+    order = np.random.default_rng(seed)
+    pending: list[Proposal] = []
+    ended: dict[int, Observation] = {}
+    number = 0
+    while True:
+        history = [ended[n] for n in sorted(ended)]
+        has_more = True
+        while has_more and len(pending) < parallel and number < num:
+            answer = propose(history, pending, 1, rng_of(number, seed))
+            assert len(answer) <= 1
+            has_more = bool(answer)
+            for proposal in answer:
+                known = [*(seen.proposal for seen in history), *pending]
+                assert identity(proposal) not in map(identity, known)
+                pending.append(replace(proposal, number=number))
+                number += 1
+        if not pending:
+            return history
+        proposal = pending.pop(int(order.integers(len(pending))))
+        assert proposal.number is not None
+        result = value(proposal.number, proposal.point)
+        others = () if result is None else (-result,) * further
+        ended[proposal.number] = Observation(proposal, result, further=others)
+
+
+def identity(proposal: Proposal) -> str:
+    return json.dumps([proposal.point, dict(proposal.settings), proposal.parent], sort_keys=True)
 
 
 def run(
-    search: Search, value: Callable[[int, Point], float | None], num: int, seed: int = 1
+    case: Case, value: Value, num: int | None = None, parallel: int = 1, space: Space = SPACE
 ) -> list[Observation]:
-    """A study of trials one after the other."""
-    history: list[Observation] = []
-    for trial in range(num):
-        for point in search.propose(history, [], 1, rng_of(trial, seed)):
-            history.append(Observation(point, value(trial, point)))
-    return history
+    search = build(case, space)
+    further = len(case.goals) - 1
+    return simulate(search.propose, value, num or case.num, parallel, further=further)
+
+
+def points_of(history: Sequence[Observation]) -> list[Point]:
+    return [seen.point for seen in history]
 
 
 def distinct(space: Space, points: Sequence[Point]) -> int:
     return len({space.identity(point) for point in points})
 
 
-@each_method
-def test_a_hundred_proposals_are_legal_plain_and_different(method: str) -> None:
-    search = build(method)
-    points = [seen.point for seen in run(search, lambda _, point: loss(point), 100)]
-    assert distinct(SPACE, points) == 100
-    for point in points:
-        assert SPACE.contains(point)
-        assert [type(value) for value in point.values()] == [float, int, int, str, bool]
+def by_point(function: Callable[[Point], float]) -> Value:
+    return lambda _, point: function(point)
 
 
-@each_method
-def test_the_same_seed_gives_the_same_points(method: str) -> None:
-    first, second = (run(build(method), lambda _, point: loss(point), 12) for _ in range(2))
+# Every method
+
+
+def test_every_method_has_a_case() -> None:
+    assert {case.method for case in CASES.values()} == set(METHODS)
+
+
+@each
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("space", [pytest.param(space, id=name) for name, space in SPACES.items()])
+def test_proposals_are_legal_and_plain_and_new(case: Case, parallel: int, space: Space) -> None:
+    history = run(case, by_point(loss), parallel=parallel, space=space)
+    assert len(history) == case.num or (history and not case.is_points)
+    for seen in history:
+        assert space.contains(seen.point)
+        for path, value in seen.point.items():
+            assert type(value) is type(space.dimensions[path].clip(value))
+        assert json.dumps([seen.point, dict(seen.proposal.settings), dict(seen.proposal.tags)])
+
+
+@each
+def test_the_same_seed_gives_the_same_proposals(case: Case) -> None:
+    first, second = (run(case, by_point(loss), 14, parallel=4) for _ in range(2))
     assert first == second
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "grid"])
-def test_another_seed_gives_other_points(method: str) -> None:
-    first, second = (
-        run(build(method, seed=seed), lambda _, point: loss(point), 12, seed) for seed in (1, 2)
-    )
-    assert all(a.point != b.point for a, b in zip(first, second, strict=True))
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name) for name, case in CASES.items() if case.is_seeded]
+)
+def test_another_seed_gives_other_points(case: Case) -> None:
+    first, second = (build(case, seed=s).propose([], [], 4, rng_of(0, s)) for s in (1, 2))
+    assert all(a.point != b.point for a, b in zip(first, second, strict=False))
 
 
-@each_method
-def test_a_rebuilt_engine_goes_on_with_the_same_point(method: str) -> None:
-    search = build(method)
-    history = run(search, lambda _, point: loss(point), 12)
-    assert search.propose(history, [], 1, rng_of(12)) == build(method).propose(
-        history, [], 1, rng_of(12)
-    )
+@each
+def test_an_engine_rebuilt_for_each_trial_goes_the_same_way(case: Case) -> None:
+    def rebuilt(*args: Any) -> list[Proposal]:
+        return build(case).propose(*args)
+
+    further = len(case.goals) - 1
+    again = simulate(rebuilt, by_point(loss), 14, parallel=4, further=further)
+    assert again == run(case, by_point(loss), 14, parallel=4)
 
 
-@each_method
-def test_pending_points_are_not_proposed_again(method: str) -> None:
-    search = build(method)
-    history = run(search, lambda _, point: loss(point), 10)
-    pending: list[Point] = []
-    for _ in range(5):  # the same generator state each time: only `pending` differs
-        pending += search.propose(history, pending, 1, rng_of(10))
-    assert distinct(SPACE, [*pending, *(seen.point for seen in history)]) == 15
+@each
+def test_more_is_better_where_the_goal_is_max(case: Case) -> None:
+    """A search for the most of -f goes the way of a search for the least of f."""
+    further = len(case.goals) - 1
+    down = simulate(build(case).propose, by_point(loss), 14, 2, further=further)
+    search = build(case, flip=True)
+    up = simulate(search.propose, by_point(lambda p: -loss(p)), 14, 2, further=further)
+    assert points_of(down) == points_of(up)
 
 
-@each_method
-def test_one_answer_has_no_point_twice(method: str) -> None:
-    search = build(method)
-    history = run(search, lambda _, point: loss(point), 10)
-    points = search.propose(history, [], 4, rng_of(10))
-    assert distinct(SPACE, [*points, *(seen.point for seen in history)]) == 14
+@each
+def test_one_answer_has_nothing_twice(case: Case) -> None:
+    search = build(case)
+    history = run(case, by_point(loss), 10)
+    answer = search.propose(history, [], 4, rng_of(10))
+    known = [*(seen.proposal for seen in history), *answer]
+    assert answer
+    assert len(set(map(identity, known))) == len(known)
 
 
-@each_method
+@each
+@pytest.mark.parametrize("parallel", [1, 3])
 @pytest.mark.parametrize(
     "value",
     [
@@ -118,114 +244,76 @@ def test_one_answer_has_no_point_twice(method: str) -> None:
         pytest.param(
             lambda trial, point: math.inf if trial % 3 == 2 else loss(point), id="every third fails"
         ),
+        pytest.param(
+            lambda trial, point: -math.inf if trial % 3 == 0 else loss(point), id="minus infinity"
+        ),
         pytest.param(lambda trial, point: 0.1, id="all equal"),
         pytest.param(lambda trial, point: 10.0 ** (trial * 2), id="exploding"),
     ],
 )
-def test_a_search_survives(method: str, value: Callable[[int, Point], float | None]) -> None:
-    assert distinct(SPACE, [seen.point for seen in run(build(method), value, 16)]) == 16
-
-
-@each_method
-@pytest.mark.parametrize("goal", ["min", "max"])
-def test_a_finite_space_gives_all_its_points_then_none(method: str, goal: str) -> None:
-    search = create(method, NINE, "max" if goal == "max" else "min", {}, 1)
-    history = run(search, lambda _, point: float(point["k"]), 20)
-    assert distinct(NINE, [seen.point for seen in history]) == len(history) == 9
-    assert search.propose([], [seen.point for seen in history], 3, rng_of(0)) == []
-
-
-@each_method
-def test_many_asked_of_a_finite_space_are_all_its_points(method: str) -> None:
-    assert distinct(NINE, build(method, NINE).propose([], [], 20, rng_of(0))) == 9
-
-
-@each_method
-def test_a_study_without_a_space_is_one_trial(method: str) -> None:
-    assert [seen.point for seen in run(build(method, Space({})), lambda *_: 1.0, 3)] == [{}]
-
-
-@each_method
-def test_rows_from_a_wider_space_are_left_out(method: str) -> None:
-    history = [Observation({"k": 7, "c": "z"}, 0.0), Observation({"k": 1, "c": "a"}, 1.0)]
-    points = build(method, NINE).propose(history, [{"k": 9, "c": "a"}], 20, rng_of(0))
-    assert distinct(NINE, points) == 8
-
-
-def test_random_draws_follow_the_scale_of_a_dimension() -> None:
-    space = Space({"lr": Real(low=1e-4, high=1, log=True)})
-    points = build("random", space).propose([], [], 400, rng_of(0))
-    assert sum(float(point["lr"]) < 1e-2 for point in points) == pytest.approx(200, abs=30)
-
-
-def test_a_grid_is_walked_in_its_order_and_fills_gaps() -> None:
-    points = list(NINE.grid())
-    history = [Observation(point, 0.0) for point in (points[0], points[2])]
-    assert build("grid", NINE).propose(history, [], 3, rng_of(0)) == [points[1], *points[3:5]]
-
-
-def test_bayesian_starts_with_the_sobol_design_of_its_seed() -> None:
-    """Four points of a Sobol sequence fall one into each quarter of every dimension."""
-    points = build("bayesian", SQUARE).propose([], [], 4, rng_of(0))
-    for path in SQUARE.dimensions:
-        assert sorted(math.floor(2 * (float(point[path]) + 1)) for point in points) == [0, 1, 2, 3]
-
-
-def test_bayesian_beats_random_on_a_quadratic() -> None:
-    def bowl(trial: int, point: Point) -> float:
-        return (float(point["x"]) - 0.3) ** 2 + (float(point["y"]) + 0.4) ** 2
-
-    best = {
-        method: [
-            min(seen.value or 0.0 for seen in run(build(method, SQUARE, seed), bowl, 25, seed))
-            for seed in range(5)
-        ]
-        for method in ("random", "bayesian")
-    }
-    assert max(best["bayesian"]) < min(best["random"]) / 5
-
-
-def test_bayesian_climbs_where_more_is_better() -> None:
-    search = create("bayesian", SQUARE, "max", {}, 1)
-    history = run(search, lambda _, point: -(float(point["x"]) ** 2) - float(point["y"]) ** 2, 20)
-    assert max(seen.value for seen in history if seen.value is not None) > -1e-3
-
-
-def test_bayesian_keeps_away_from_where_trials_fail() -> None:
-    """Losses fall towards x = 1, but beyond 0.2 every training diverges."""
-
-    def cliff(trial: int, point: Point) -> float:
-        return math.nan if float(point["x"]) > 0.2 else -float(point["x"])
-
-    history = run(build("bayesian", SQUARE), cliff, 30)
-    late = [seen.value for seen in history[10:] if seen.value is not None]
-    assert sum(math.isnan(value) for value in late) < 0.35 * len(late)
-
-
-def test_bayesian_spreads_parallel_trials() -> None:
-    search = build("bayesian", SQUARE)
-    history = run(search, lambda _, point: float(point["x"]) ** 2 + float(point["y"]) ** 2, 8)
-    points = search.propose(history, [], 4, rng_of(8))
-    gaps = [
-        math.dist(SQUARE.encode(a), SQUARE.encode(b)) for a, b in itertools.combinations(points, 2)
-    ]
-    assert min(gaps) > 0.02
-
-
-def test_bayesian_goes_on_when_the_model_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_search_survives(
+    case: Case, value: Value, parallel: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search = build("bayesian", SQUARE)
-    history = run(search, lambda _, point: float(point["x"]), 8)
-
-    def singular(*args: object) -> None:
-        raise np.linalg.LinAlgError("not positive definite")
-
-    monkeypatch.setattr("skopt.Optimizer.tell", singular)
     with caplog.at_level(logging.WARNING):
-        assert len(search.propose(history, [], 1, rng_of(8))) == 1
+        history = run(case, value, 14, parallel)
+    assert len(history) == 14 or (history and not case.is_points)
+    assert not caplog.records
+
+
+@each_of_points
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_finite_space_gives_all_its_points_then_none(case: Case, parallel: int) -> None:
+    history = run(case, by_point(lambda p: float(p["k"])), 20, parallel, NINE)
+    assert distinct(NINE, points_of(history)) == len(history) == 9
+    assert build(case, NINE).propose([], [seen.proposal for seen in history], 3, rng_of(0)) == []
+
+
+@each_of_points
+def test_many_asked_of_a_finite_space_are_all_its_points(case: Case) -> None:
+    answer = build(case, NINE).propose([], [], 20, rng_of(0))
+    assert distinct(NINE, [proposal.point for proposal in answer]) == 9
+
+
+@each_of_points
+def test_a_study_without_a_space_is_one_trial(case: Case) -> None:
+    assert points_of(run(case, lambda *_: 1.0, 3, space=Space({}))) == [{}]
+
+
+@each_of_points
+def test_rows_from_a_wider_space_are_left_out(case: Case) -> None:
+    further = (1.0,) * (len(case.goals) - 1)
+    history = [
+        Observation(Proposal({"k": 7, "c": "z"}), 0.0, further=further),
+        Observation(Proposal({"k": 1, "c": "a"}), 1.0, further=further),
+    ]
+    pending = [Proposal({"k": 9, "c": "a"})]
+    answer = build(case, NINE).propose(history, pending, 20, rng_of(0))
+    assert distinct(NINE, [proposal.point for proposal in answer]) == 8
+
+
+class Broken(PointSearch):
+    name = "broken"
+
+    def _next(
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Point],
+        taken: Set[str],
+        rng: np.random.Generator,
+    ) -> Point | None:
+        raise ZeroDivisionError("no\n  model")
+
+
+def test_an_engine_that_raises_costs_one_warning_and_no_trial(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    search = Broken(Problem(NINE), {})
+    with caplog.at_level(logging.WARNING):
+        history = simulate(search.propose, by_point(lambda p: 1.0), 20)
+    assert distinct(NINE, points_of(history)) == 9
     assert [record.getMessage() for record in caplog.records] == [
-        "no model after 8 trials, a Sobol point instead: not positive definite"
+        "the broken search failed after 0 trials; a random point instead: "
+        "ZeroDivisionError: no model"
     ]
 
 
@@ -235,35 +323,244 @@ def test_bayesian_goes_on_when_the_model_fails(
         (
             "bayesien",
             {},
-            "search.method: unknown method 'bayesien'; there are: random, grid, bayesian; "
-            "did you mean 'bayesian'?",
+            "search.method: unknown method 'bayesien'; there are: "
+            f"{', '.join(METHODS)}; did you mean 'bayesian'?",
         ),
         (
-            "bayesian",
+            "skopt",
             {"num_inital": 3},
-            "search.options: unknown option 'num_inital' of 'bayesian'; it knows: num_initial; "
-            "did you mean 'num_initial'?",
+            "search.options: unknown option 'num_inital' of 'skopt'; it knows: engine, "
+            "num_initial; did you mean 'num_initial'?",
         ),
         ("grid", {"x": 1}, "search.options: unknown option 'x' of 'grid'; it knows: none"),
+        ("skopt", {"num_initial": "5"}, "search.options.num_initial: '5' is not of type int"),
+        ("skopt", {"num_initial": 0}, "search.options.num_initial: 0 is not at least 1"),
         (
-            "bayesian",
-            {"num_initial": "5"},
-            "search.options.num_initial: '5' is not of type int",
+            "skopt",
+            {"engine": "GBRT"},
+            "search.options.engine: 'GBRT' of scikit-optimize is broken with scikit-learn >= 1.6; "
+            "there are: GP, ET, RF",
         ),
-        ("bayesian", {"num_initial": 0}, "search.options.num_initial: 0 is not at least 1"),
+        (
+            "skopt",
+            {"engine": "gp"},
+            "search.options.engine: unknown engine 'gp'; there are: GP, ET, RF; did you mean 'GP'?",
+        ),
+        (
+            "optuna",
+            {"sampler": "nsga"},
+            "search.options.sampler: unknown sampler 'nsga'; there are: tpe, gp, cmaes, nsga2, "
+            "random; did you mean 'nsga2'?",
+        ),
+        ("evolution", {"population": 3}, "search.options.population: 3 is not at least 4"),
+        (
+            "evolution",
+            {"elite_fraction": 1.5},
+            "search.options.elite_fraction: 1.5 is not from 0 to 1",
+        ),
+        ("evolution", {"mutation": 2}, "search.options.mutation: 2.0 is not from 0 to 1"),
     ],
 )
 def test_what_a_user_got_wrong_is_told_in_one_line(
     method: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(N3LOError) as error:
-        create(method, NINE, "min", options, 1)
+        create(method, Problem(NINE), options)
     assert str(error.value) == message
 
 
-def test_scikit_learn_is_imported_only_for_what_needs_it() -> None:
+def test_engines_are_imported_only_for_what_needs_them() -> None:
     code = (
-        "import sys; from workflow.search import create; from workflow.space import Space;"
-        "create('random', Space({}), 'min', {}, 1); sys.exit('sklearn' in sys.modules)"
+        "import sys; from workflow.search import Problem, create; from workflow.space import Space;"
+        "[create(name, Problem(Space({})), {}) for name in ('random', 'sobol', 'evolution')];"
+        "sys.exit(bool({'sklearn', 'skopt', 'optuna', 'torch'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# random, grid, sobol
+
+
+def test_random_draws_follow_the_scale_of_a_dimension() -> None:
+    space = Space({LR: Real(low=1e-4, high=1, log=True)})
+    answer = build(CASES["random"], space).propose([], [], 400, rng_of(0))
+    few = sum(float(proposal.point[LR]) < 1e-2 for proposal in answer)
+    assert few == pytest.approx(200, abs=30)
+
+
+def test_a_grid_is_walked_in_its_order_and_fills_gaps() -> None:
+    points = list(NINE.grid())
+    history = [Observation(Proposal(point), 0.0) for point in (points[0], points[2])]
+    answer = build(CASES["grid"], NINE).propose(history, [], 3, rng_of(0))
+    assert [proposal.point for proposal in answer] == [points[1], *points[3:5]]
+
+
+@pytest.mark.parametrize("method", ["sobol", "bayesian", "skopt"])
+def test_a_sobol_design_fills_every_half_and_quarter(method: str) -> None:
+    """Four points of a Sobol sequence fall one into each quarter of every dimension."""
+    search = create(method, Problem(SQUARE), {"num_initial": 4} if method != "sobol" else {})
+    points = [proposal.point for proposal in search.propose([], [], 4, rng_of(0))]
+    for path in SQUARE.dimensions:
+        assert sorted(math.floor(2 * (float(point[path]) + 1)) for point in points) == [0, 1, 2, 3]
+
+
+def test_a_sobol_point_is_the_first_that_is_free() -> None:
+    rng = np.random.default_rng(0)
+    first = sobol_point(SQUARE, 1, 0, set(), rng)
+    second = sobol_point(SQUARE, 1, 1, set(), rng)
+    assert first is not None
+    assert sobol_point(SQUARE, 1, 0, {SQUARE.identity(first)}, rng) == second
+    assert sobol_point(SQUARE, 2, 0, set(), rng) != first
+
+
+def test_a_sobol_point_of_an_exhausted_space_is_none() -> None:
+    taken = {NINE.identity(point) for point in NINE.points()}
+    assert sobol_point(NINE, 1, 0, taken, np.random.default_rng(0)) is None
+
+
+# bayesian
+
+
+def bowl(point: Point) -> float:
+    return (float(point["x"]) - 0.3) ** 2 + (float(point["y"]) + 0.4) ** 2
+
+
+def least(case: Case, function: Callable[[Point], float], num: int, seed: int) -> float:
+    propose = build(case, SQUARE, seed).propose
+    history = simulate(propose, by_point(function), num, seed=seed)
+    return min(seen.value for seen in history if seen.value is not None)
+
+
+def test_bayesian_beats_random_on_a_quadratic() -> None:
+    random = [least(CASES["random"], bowl, 25, seed) for seed in range(5)]
+    assert max(least(CASES["bayesian"], bowl, 25, seed) for seed in range(5)) < min(random) / 5
+
+
+def test_bayesian_climbs_where_more_is_better() -> None:
+    search = create("bayesian", Problem(SQUARE, ("max",)), {})
+    history = simulate(search.propose, by_point(lambda p: -bowl(p)), 20)
+    assert max(seen.value for seen in history if seen.value is not None) > -1e-3
+
+
+def test_bayesian_keeps_away_from_where_trials_fail() -> None:
+    """Losses fall towards x = 1, but beyond 0.2 every training diverges."""
+
+    def cliff(point: Point) -> float:
+        return math.nan if float(point["x"]) > 0.2 else -float(point["x"])
+
+    history = run(CASES["bayesian"], by_point(cliff), 30, space=SQUARE)
+    late = [seen.value for seen in history[10:] if seen.value is not None]
+    assert sum(math.isnan(value) for value in late) < 0.35 * len(late)
+
+
+def test_bayesian_spreads_parallel_trials() -> None:
+    search = build(CASES["bayesian"], SQUARE)
+    history = simulate(search.propose, by_point(bowl), 8)
+    points = [proposal.point for proposal in search.propose(history, [], 4, rng_of(8))]
+    gaps = [
+        math.dist(SQUARE.encode(a), SQUARE.encode(b)) for a, b in itertools.combinations(points, 2)
+    ]
+    assert min(gaps) > 0.01
+
+
+# skopt, optuna
+
+
+@pytest.mark.parametrize(
+    ("case", "gain"),
+    [
+        pytest.param(Case("skopt", {"engine": "GP"}, num=30), 100, id="GP"),
+        pytest.param(Case("skopt", {"engine": "ET"}, num=30), 5, id="ET"),
+        pytest.param(Case("skopt", {"engine": "RF"}, num=30), 5, id="RF"),
+        pytest.param(Case("optuna", num=60), 2, id="tpe"),
+        pytest.param(Case("optuna", {"sampler": "cmaes"}, num=60), 10, id="cmaes"),
+    ],
+)
+def test_an_engine_learns_though_it_is_rebuilt_for_each_trial(case: Case, gain: float) -> None:
+    def rebuilt(*args: Any) -> list[Proposal]:
+        return build(case, SQUARE).propose(*args)
+
+    history = simulate(rebuilt, by_point(bowl), case.num)
+    values = [seen.value for seen in history if seen.value is not None]
+    assert np.median(values[-10:]) < np.median(values[:10]) / gain
+
+
+@pytest.mark.parametrize(("sampler", "num_asked"), [("gp", 2), ("nsga2", 40)])
+def test_optuna_goes_to_where_trials_were_good(sampler: str, num_asked: int) -> None:
+    rng = np.random.default_rng(1)
+    points = [SQUARE.sample(rng) for _ in range(60)]
+    history = [Observation(Proposal(point), bowl(point)) for point in points]
+    search = create("optuna", Problem(SQUARE, num_trials=60), {"sampler": sampler})
+    asked = [search.propose(history, [], 1, rng_of(seed))[0].point for seed in range(num_asked)]
+    assert np.median(list(map(bowl, asked))) < np.median(list(map(bowl, points))) / 3
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "nsga2"])
+def test_optuna_is_told_of_failures_as_the_worst_and_of_pending_trials_as_running(
+    sampler: str,
+) -> None:
+    goals: tuple[Goal, ...] = ("max",) if sampler == "cmaes" else ("max", "max")
+    search = OptunaSearch(Problem(NINE, goals), {"sampler": sampler})
+    points = list(NINE.points())
+    values = [2.0, None, 5.0, math.inf]
+    history = [
+        Observation(Proposal(point), value, further=() if value is None else (value + 1,))
+        for point, value in zip(points, values, strict=False)
+    ]
+    trials = search._study(history, points[4:6], rng_of(0)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4 + ["RUNNING"] * 2
+    told = [trial.values for trial in trials[:4]]
+    assert told == [[-v, -v - 1][: len(goals)] for v in (2.0, 2.0, 5.0, 2.0)]
+    assert [trial.params["k"] for trial in trials] == [point["k"] for point in points[:6]]
+
+
+def test_optuna_sees_every_goal() -> None:
+    """The least of x and the most of y: one corner."""
+    search = create("optuna", Problem(SQUARE, ("min", "max"), num_trials=80), {})
+    history: list[Observation] = []
+    for trial in range(80):
+        (proposal,) = search.propose(history, [], 1, rng_of(trial))
+        x, y = (float(proposal.point[path]) for path in ("x", "y"))
+        history.append(Observation(proposal, x, further=(y,)))
+    late = [seen.point for seen in history[40:]]
+    assert np.mean([float(point["x"]) for point in late]) < -0.4
+    assert np.mean([float(point["y"]) for point in late]) > 0.4
+
+
+def test_cmaes_refuses_several_goals() -> None:
+    with pytest.raises(N3LOError) as error:
+        create("optuna", Problem(NINE, ("min", "min")), {"sampler": "cmaes"})
+    assert str(error.value) == (
+        "search.options.sampler: 'cmaes' has one goal; for more take 'nsga2'"
+    )
+
+
+@pytest.mark.parametrize(("sampler", "library"), [("tpe", "optuna"), ("cmaes", "cmaes")])
+def test_a_missing_optuna_is_told_with_the_way_to_it(
+    sampler: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(N3LOError) as error:
+        create("optuna", Problem(NINE), {"sampler": sampler})
+    assert str(error.value) == (
+        f"search.method: 'optuna' needs {library}; pip install 'n3lo[optuna]'"
+    )
+
+
+def test_a_broken_skopt_is_told_with_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skopt", None)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.{len(name)}")
+    with pytest.raises(N3LOError) as error:
+        create("skopt", Problem(NINE), {})
+    assert str(error.value) == (
+        "search.method: 'skopt' does not work with what is installed (scikit-optimize 1.15, "
+        "numpy 1.5, scikit-learn 1.12): ModuleNotFoundError: import of skopt halted; None in "
+        "sys.modules; method = 'bayesian' needs neither scikit-optimize nor scikit-learn"
+    )
+
+
+def test_a_huge_space_with_few_legal_points_is_not_listed() -> None:
+    big = Integer(low=1, high=4096, log=True)
+    space = Space({"a": big, "b": big, "c": big}, (Expression.parse("a + b + c <= 4"),))
+    history = simulate(create("random", Problem(space), {}).propose, by_point(lambda p: 1.0), 9)
+    assert distinct(space, points_of(history)) == len(history) <= 4

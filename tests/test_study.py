@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from apps.contract import N3LOError
-from workflow.study import load
+from apps.contract import N3LOError, Objective
+from workflow.space import Choice, Integer, Ordinal
+from workflow.study import RESULT_FACTS, Racing, Stop, load
 
 
 def line(path: Path, text: str) -> int:
@@ -61,7 +62,8 @@ MISTAKES = [
     ("low = 1e-3, high = 1.0", "low = 0.0, high = 1.0",
      'search.space."training.optimizer.lr": log needs low above 0, not 0.0'),
     ('type = "int"', 'type = "integer"',
-     "search.space.\"model.args.width\": type 'integer' is none of 'real', 'int', 'choice'"),
+     "search.space.\"model.args.width\": type 'integer' is none of 'real', 'int', 'choice', "
+     "'ordinal'"),
     ("num_trials = 3\n", "", "search.num_trials is missing"),
     ('source = "my_model.py:Tagger"', 'source = "my_model.py"',
      "model: 'my_model.py' is not of the form 'package.module:Name' or 'file.py:Name'"),
@@ -76,6 +78,96 @@ MISTAKES = [
     ('name = "sgd"', "name = 3", "training: optimizer: needs a name, as in { name = 'adam' }"),
     ('name = "small"', 'name = "cache"',
      "name: 'cache' is the folder of the results of all studies"),
+]  # fmt: skip
+
+
+WIDTH = '"model.args.width" = { type = "int", low = 2, high = 8 }'
+TRIALS = "num_trials = 3"
+
+MISTAKES += [
+    (TRIALS, "num_trials = 0", "search: num_trials: 0 is not at least 1"),
+    (TRIALS, f"{TRIALS}\nprepare_ahead = -1", "search: prepare_ahead: -1 is not at least 0"),
+    (TRIALS, f"{TRIALS}\nspread_penalty = -0.5",
+     "search: spread_penalty: -0.5 is not at least 0"),
+    (TRIALS, f"{TRIALS}\nracing = {{ alpha = 0.5 }}",
+     "search.racing: alpha: 0.5 is not above 0 and below 0.5"),
+    (TRIALS, f"{TRIALS}\nracing = {{ alpha = 0.0 }}",
+     "search.racing: alpha: 0.0 is not above 0 and below 0.5"),
+    (TRIALS, f"{TRIALS}\nracing = {{ min_folds = 0 }}",
+     "search.racing: min_folds: 0 is not at least 1"),
+    (TRIALS, f"{TRIALS}\nracing = {{ min_folds = 2 }}",
+     "search.racing: needs data.folds above min_folds = 2, not 2"),
+    (TRIALS, f"{TRIALS}\nracing = {{ alfa = 0.1 }}",
+     "search.racing: unknown key 'alfa'; did you mean 'alpha'?"),
+    (TRIALS, f"{TRIALS}\nstop = {{ no_improvement = 0 }}",
+     "search.stop: no_improvement: 0 is not at least 1"),
+    (TRIALS, f"{TRIALS}\nstop = {{ failures = 0 }}",
+     "search.stop: failures: 0 is not at least 1"),
+    (TRIALS, f"{TRIALS}\nstop = {{ hours = 0 }}", "search.stop: hours: 0.0 is not above 0"),
+    (TRIALS, f"{TRIALS}\nstop = {{ node_hours = -1.0 }}",
+     "search.stop: node_hours: -1.0 is not above 0"),
+    (TRIALS, f"{TRIALS}\nstop = {{ value = true }}", "search.stop.value: true is not a number"),
+    (TRIALS, f"{TRIALS}\nstop = {{ valeu = 1 }}",
+     "search.stop: unknown key 'valeu'; did you mean 'value'?"),
+    (TRIALS, f'{TRIALS}\nfurther_objectives = [{{ metric = "val_accuracy", goal = "max" }}]',
+     "search: further_objectives: only ('multi', 'optuna') have them, not 'random'"),
+    ('method = "random"', 'method = "multi"',
+     "search: further_objectives: method 'multi' needs at least one"),
+    ('method = "random"', 'method = "multi"\nfurther_objectives = [{ goal = "min" }]',
+     "search: further_objectives: 'val_loss' is an objective twice"),
+    ('method = "random"',
+     'method = "multi"\nfurther_objectives = [{ metric = "second", goal = "min" }]',
+     "search.further_objectives: there is no metric 'second'; with these training.metrics there "
+     "are: loss, accuracy, val_loss, val_accuracy, num_parameters, seconds, samples_per_second, "
+     "inference_us"),
+    ('method = "random"',
+     'method = "multi"\nfurther_objectives = [{ metrc = "seconds", goal = "min" }]',
+     "search.further_objectives.0: unknown key 'metrc'; did you mean 'metric'?"),
+    ('metric = "val_loss"', 'metric = "seconds"',
+     "search.objective.metric: there is no metric 'seconds'; with these training.metrics there "
+     "are: loss, accuracy, val_loss, val_accuracy"),
+    ('type = "int", low = 2, high = 8', 'type = "ordinal", values = [2]',
+     'search.space."model.args.width": values: name at least two'),
+    ("low = 2, high = 8", 'low = 2, high = 8, wen = { "data.shuffle" = [true] }',
+     "search.space.\"model.args.width\": unknown key 'wen'; did you mean 'when'?"),
+    ("low = 2, high = 8", "low = 2, high = 8, when = 3",
+     'search.space."model.args.width".when: 3 is not a table'),
+    ("low = 2, high = 8", 'low = 2, high = 8, when = { "data.shuffle" = [true] }',
+     "search.space: 'model.args.width': when: 'data.shuffle' is no dimension of the space"),
+    ("low = 2, high = 8", 'low = 2, high = 8, when = { "training.optimizer.lr" = [0.1] }',
+     "search.space: 'model.args.width': when: 'training.optimizer.lr' is real; only a choice, an "
+     "ordinal or an int can be named"),
+    (WIDTH, WIDTH.replace("8 }", '8, when = { "data.shuffle" = [1] } }')
+     + '\n"data.shuffle" = { type = "choice", values = [true, false] }',
+     "search.space: 'model.args.width': when: 'data.shuffle' is never 1"),
+    (TRIALS, f'{TRIALS}\nconstraints = ["model.args.width <"]',
+     "search.constraints: 'model.args.width <' is not an expression"),
+    (TRIALS, f'{TRIALS}\nconstraints = ["model.args.widht < 3"]',
+     "search.constraints: 'model.args.widht < 3': 'model.args.widht' is no dimension of the "
+     "space; did you mean 'model.args.width'?"),
+    (TRIALS, f'{TRIALS}\nconstraints = ["model.args.width < 2", "training.optimizer.lr < 1"]',
+     "search.constraints: no point of 10000 satisfies 'model.args.width < 2'"),
+    (TRIALS, f"{TRIALS}\nconstraints = [\"model.args.width < 'a'\"]",
+     "search.constraints: 'model.args.width < 'a'': '<' not supported between instances of 'int' "
+     "and 'str'"),
+    (TRIALS, f'{TRIALS}\nconstraints = "model.args.width < 3"',
+     'search.constraints: "model.args.width < 3" is not a list in [ ]'),
+    (TRIALS, f'{TRIALS}\nfirst_points = [{{}}, {{ "model.args.widht" = 3 }}]',
+     "search.first_points: point 2: 'model.args.widht' is no dimension of the space; did you mean "
+     "'model.args.width'?"),
+    (TRIALS, f'{TRIALS}\nfirst_points = [{{ "model.args.width" = 9 }}]',
+     "search.first_points: point 1: 'model.args.width' = 9 is not a whole number from 2 to 8"),
+    (TRIALS, f'{TRIALS}\nfirst_points = [{{ "model.args.width" = true }}]',
+     "search.first_points: point 1: 'model.args.width' = True is not a whole number from 2 to 8"),
+    (TRIALS, f'{TRIALS}\nfirst_points = [{{ "training.optimizer.lr" = nan }}]',
+     "search.first_points: point 1: 'training.optimizer.lr' = nan is not a number from 0.001 to "
+     "1.0"),
+    (TRIALS, f'{TRIALS}\nfirst_points = [{{ "model.args.width" = [3] }}]',
+     'search.first_points.0."model.args.width": [3] is not a number, a text, true or false'),
+    (TRIALS, f"""{TRIALS}
+constraints = ["model.args.width <= 4"]
+first_points = [{{ "model.args.width" = 5 }}]""",
+     "search.first_points: point 1: 'model.args.width <= 4' does not hold"),
 ]  # fmt: skip
 
 
@@ -174,3 +266,144 @@ def test_a_pattern_gives_its_files_sorted(edit):
     for name in ("part2.h5", "part1.h5"):
         (path.parent / name).touch()
     assert [file.name for file in load(path).data_files()] == ["part1.h5", "part2.h5"]
+
+
+# What a search may say
+
+
+def test_a_search_says_as_little_as_it_used_to(study_path):
+    search = load(study_path).study.search
+    assert (search.further_objectives, search.constraints, search.first_points) == ([], [], [])
+    assert (search.warm_start, search.racing, search.spread_penalty) == ([], None, 0.0)
+    assert search.prepare_ahead == 0
+    assert search.stop == Stop(failures=10)
+
+
+def test_a_search_may_say_all_of_this(edit):
+    path = edit(
+        "num_parallel = 2",
+        """num_parallel = 2
+spread_penalty = 1
+racing = { alpha = 0.1 }
+stop = { value = 1, no_improvement = 7, node_hours = 2, hours = 0.5, failures = 3 }
+first_points = [{ "training.optimizer.lr" = 1, "model.args.width" = 4 }, { }]
+warm_start = ["runs/older"]""",
+    )
+    search = load(path).study.search
+    assert search.spread_penalty == 1.0
+    assert search.racing == Racing(alpha=0.1, min_folds=1)
+    assert search.stop == Stop(value=1.0, no_improvement=7, node_hours=2.0, hours=0.5, failures=3)
+    assert search.first_points == [{"training.optimizer.lr": 1, "model.args.width": 4}, {}]
+    assert search.warm_start == ["runs/older"]
+
+
+@pytest.mark.parametrize("metric", [*RESULT_FACTS, "accuracy", "val_accuracy", "loss"])
+def test_further_objectives_are_metrics_or_facts_of_the_result(edit, metric):
+    path = edit(
+        'method = "random"',
+        f"""method = "multi"
+further_objectives = [{{ metric = "{metric}", goal = "min" }}]""",
+    )
+    [further] = load(path).study.search.further_objectives
+    assert further == Objective(metric=metric, goal="min")
+
+
+@pytest.mark.parametrize("wish", ["spread_penalty = 0.1", "racing = {}"])
+def test_what_compares_folds_needs_them(edit, wish):
+    edit("folds = 2", "folds = 1")
+    said = error_of(edit(TRIALS, f"{TRIALS}\n{wish}"))
+    assert "search." + wish.split(" =")[0] + ": needs data.folds " in said
+    assert said.endswith(", not 1")
+
+
+def test_a_mistake_in_a_section_is_told_with_the_line_of_its_key(edit):
+    path = edit(TRIALS, f"{TRIALS}\nspread_penalty = -1.0")
+    assert error_of(path).startswith(f"{path}:{line(path, 'spread_penalty')}: search: ")
+    path = edit("spread_penalty = -1.0", "racing = { min_folds = 2 }")
+    assert error_of(path).startswith(f"{path}:{line(path, 'racing')}: search.racing: ")
+
+
+CONDITIONAL = """\
+"model.args.width" = { type = "ordinal", values = [2, 8], when = { "data.shuffle" = [true] } }
+"data.shuffle" = { type = "choice", values = [true, false] }
+"""
+
+
+def test_a_space_with_ordinals_conditions_and_constraints_is_read(edit):
+    edit(TRIALS, f'{TRIALS}\nconstraints = ["training.optimizer.lr * model.args.width <= 1"]')
+    space = load(edit(WIDTH, CONDITIONAL)).space
+    assert space.dimensions["model.args.width"] == Ordinal(
+        values=[2, 8], when={"data.shuffle": [True]}
+    )
+    assert space.dimensions["data.shuffle"] == Choice(values=[True, False])
+    assert [each.text for each in space.constraints] == [
+        "training.optimizer.lr * model.args.width <= 1"
+    ]
+    assert space.contains({"training.optimizer.lr": 0.9, "data.shuffle": False})
+    assert not space.contains(
+        {"training.optimizer.lr": 0.9, "data.shuffle": True, "model.args.width": 8}
+    )
+
+
+def test_the_line_of_the_dimension_or_constraint_at_fault_is_named(edit):
+    edit(TRIALS, f'{TRIALS}\nconstraints = ["training.optimizer.lr <= 1"]')
+    path = edit(WIDTH, CONDITIONAL.replace("[true] }", "[3] }"))
+    assert error_of(path).startswith(f"{path}:{line(path, 'ordinal')}: search.space: ")
+    path = edit("[3] }", "[true] }")
+    assert load(path).study.search.constraints
+    path = edit("lr <= 1", "lr <= 0")
+    assert error_of(path).startswith(f"{path}:{line(path, 'constraints')}: search.constraints: ")
+
+
+def test_first_points_respect_conditions_and_may_leave_values_out(edit):
+    edit(WIDTH, CONDITIONAL)
+    first = 'first_points = [{ "training.optimizer.lr" = 0.1 }, { "data.shuffle" = false }]'
+    path = edit(TRIALS, f"{TRIALS}\n{first}")
+    assert len(load(path).study.search.first_points) == 2
+    path = edit('"data.shuffle" = false }]', '"data.shuffle" = false, "model.args.width" = 2 }]')
+    assert error_of(path).endswith(
+        "search.first_points: point 2: 'model.args.width' needs 'data.shuffle' to be one of [True]"
+    )
+
+
+def test_the_ends_of_a_dimension_are_tried_where_it_is_active(edit):
+    path = edit(
+        WIDTH,
+        """\
+"training.batch_size" = { type = "ordinal", values = [8, 0], when = { "data.folds" = [1] } }
+""".replace("data.folds", "layout.num_workers")
+        + """\
+"layout.num_workers" = { type = "int", low = 1, high = 2 }
+""",
+    )
+    assert error_of(path).endswith(
+        "'training.batch_size' = 0 is not valid: training: batch_size: 0 is not at least 1"
+    )
+    assert load(edit("[8, 0]", "[8, 1]")).space.size == float("inf")
+
+
+def test_the_studys_own_values_are_those_that_a_trial_could_replace(study_path):
+    own = load(study_path).own_values()
+    assert own["training.optimizer.lr"] == 0.1
+    assert own["training.optimizer.name"] == "sgd"
+    assert own["model.args.width"] == 4
+    assert own["layout.num_workers"] == 1  # by default
+    assert own["data.shuffle"] is True
+    assert not {"name", "seed", "search.num_trials", "training.clip_norm", "data.files"} & set(own)
+    assert all(isinstance(value, bool | int | float | str) for value in own.values())
+
+
+def test_a_row_of_the_study_before_it_was_edited_fits_it_with_its_own_values(edit):
+    path = edit(WIDTH, "")
+    file = load(path)
+    row = {"training.optimizer.lr": 0.5, "model.args.width": 4}
+    assert file.space.completed(row, file.own_values()) == {"training.optimizer.lr": 0.5}
+    assert file.space.completed({**row, "model.args.width": 5}, file.own_values()) is None
+
+
+def test_an_integer_dimension_keeps_its_condition(edit):
+    path = edit(
+        WIDTH, CONDITIONAL.replace('"ordinal", values = [2, 8]', '"int", low = 2, high = 8')
+    )
+    dimension = load(path).space.dimensions["model.args.width"]
+    assert dimension == Integer(low=2, high=8, when={"data.shuffle": [True]})

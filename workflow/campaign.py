@@ -1,8 +1,11 @@
-"""The loop: propose, submit, record. It ends when the budget or the space does."""
+"""The loop: propose, submit, record. It ends when the budget, a stop rule or the space does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +13,10 @@ from typing import Any
 from apps.contract import TrainTask
 from workflow.console import Console
 from workflow.ledger import Ledger
-from workflow.plan import Planner, search_rng
-from workflow.search.base import Search
+from workflow.plan import Planner, fitted, search_rng
+from workflow.racing import hopeless
+from workflow.search.base import Observation, Search
+from workflow.stop import reason_to_stop
 from workflow.tasks import Engine, Outcome
 
 # Attempts at a task in one session where it is not the training's fault that it ended. Each goes
@@ -31,7 +36,12 @@ class Campaign:
     engine: Engine
     console: Console
     num_slots: int
+    node_share: float = 1.0  # of a node, that one task occupies
+    warm: Sequence[Observation] = ()  # trials of earlier studies
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
+    waiting: deque[int] = field(default_factory=deque)  # trials that are to be started
+    folds: dict[int, deque[TrainTask]] = field(default_factory=dict)  # not submitted yet, by trial
+    is_over: bool = False  # no more proposals
 
     def run(self) -> None:
         """Run the study to its end.
@@ -39,14 +49,11 @@ class Campaign:
         The trials that the ledger knows come first: what finished is in the cache, the rest runs.
         Then the search goes on.
         """
-        waiting = self._trials()
-        is_more = True
+        self.waiting.extend(self.ledger.counted(self.settings.num_trials))
         while True:
-            while is_more and self._has_room():
-                trial = next(waiting, None)
-                is_more = trial is not None
-                if trial is not None:
-                    self._start(trial)
+            while self._has_room() and self._start_next():
+                pass
+            self._propose_ahead()
             if not self.running:
                 return
             self.engine.check()
@@ -56,30 +63,110 @@ class Campaign:
                 self._record(task, attempt, self.engine.outcome(task, future))
             self.console.refresh(self.ledger)
 
+    @property
+    def settings(self):  # type: ignore[no-untyped-def]
+        return self.planner.file.study.search
+
+    # -- trials ------------------------------------------------------------------------------
+
     def _has_room(self) -> bool:
         """Whether to start a trial: as late as slots stay busy, so that the search knows most."""
         trials = {task.trial for task, _ in self.running.values()}
-        budget = self.planner.file.study.search.num_parallel
-        return len(trials) < budget and len(self.running) <= self.num_slots
+        return len(trials) < self.settings.num_parallel and len(self.running) <= self.num_slots
 
-    def _trials(self) -> Iterator[int]:
-        """The numbers of the trials to run; new ones are proposed when they are asked for."""
-        study = self.planner.file.study
-        for trial in range(study.search.num_trials):
-            if trial not in self.ledger.trials_by_number:
-                points = self.search.propose(
-                    *self.ledger.known_points(), num=1, rng=search_rng(study.seed, trial)
-                )
-                if not points:
-                    self.console.note(f"the space is exhausted after {trial} trials")
-                    return
-                self.ledger.record_trial(trial, points[0], study.data.folds)
-            yield trial
+    def _start_next(self) -> bool:
+        """Start a trial: one that is waiting, or else a new one; False if there is none now."""
+        if not self.waiting and not self._propose():
+            return False
+        ready = next((trial for trial in self.waiting if self._is_ready(trial)), None)
+        if ready is None:
+            return False
+        self.waiting.remove(ready)
+        self._start(ready)
+        return True
+
+    def _is_ready(self, trial: int) -> bool:
+        """Whether the trial that it goes on from, if any, has ended, or never will."""
+        number = self.ledger.trials_by_number[trial].proposal.parent
+        if number is None:
+            return True
+        parent = self.ledger.trials_by_number[number]
+        return parent.is_ended or parent.aside
+
+    def _propose_ahead(self) -> None:
+        """While slots are busy, so that the next one to be free need not wait for the search."""
+        while len(self.waiting) < self.settings.prepare_ahead and self._propose():
+            pass
+
+    def _propose(self) -> bool:
+        """Have the search propose a trial, and record it; False if it does not."""
+        known = self.ledger.trials_by_number
+        if not self.is_over:
+            self.is_over = self._is_enough()
+        if self.is_over:
+            return False
+        number = len(known)
+        history, pending = fitted(self.planner.file, *self.ledger.known())
+        rng = search_rng(self.planner.file.study.seed, number)
+        start = time.perf_counter()
+        proposals = self.search.propose([*self.warm, *history], pending, 1, rng)
+        seconds = time.perf_counter() - start
+        if not proposals:
+            self.is_over = not pending
+            if self.is_over:
+                self.console.note(f"the search has no more to propose after {number} trials")
+            return False
+        proposal = self.planner.with_first_point(proposals[0], [*history, *pending], rng)
+        proposal = dataclasses.replace(proposal, number=number)
+        folds = self.planner.file.study.data.folds
+        self.ledger.record_trial(proposal, folds, seconds, self.search.continues)
+        self.waiting.append(number)
+        return True
+
+    def _is_enough(self) -> bool:
+        counted = sum(not trial.aside for trial in self.ledger.trials_by_number.values())
+        if counted >= self.settings.num_trials:
+            return True
+        reason = reason_to_stop(self.settings.stop, self.ledger, self.node_share)
+        if reason is not None:
+            self.console.note(f"no more trials: {reason}")
+        return reason is not None
+
+    # -- tasks -------------------------------------------------------------------------------
 
     def _start(self, trial: int) -> None:
         state = self.ledger.trials_by_number[trial]
-        for task in self.planner.tasks(trial, state.point):
+        parent = state.proposal.parent
+        if parent is not None and not self.ledger.trials_by_number[parent].is_done:
+            if not state.is_done:
+                message = f"t{parent:03d}, from which it goes on, has no state"
+                self.ledger.record_orphaned(trial, message)
+            return
+        tasks = self._tasks(trial)
+        # What was dropped stays so, unless it was because of a fold that failed and runs again.
+        stay = () if state.status == "failed" else ("dropped",)
+        of_status = {task.fold: state.tasks[task.fold].status for task in tasks}
+        known = [task for task in tasks if of_status[task.fold] == "done"]
+        self.folds[trial] = deque(
+            task for task in tasks if of_status[task.fold] not in ("done", *stay)
+        )
+        for task in known:
             self._submit(task, attempt=1)
+        racing = self.settings.racing
+        for _ in range(len(tasks) if racing is None else racing.min_folds - len(known)):
+            self._submit_next_fold(trial)
+
+    def _tasks(self, trial: int) -> list[TrainTask]:
+        return self.planner.tasks(
+            self.ledger.trials_by_number[trial].proposal,
+            self.ledger.root(trial),
+            self.ledger.starts(trial),
+            self.ledger.trials_by_number[trial].keep_state,
+        )
+
+    def _submit_next_fold(self, trial: int) -> None:
+        if self.folds[trial]:
+            self._submit(self.folds[trial].popleft(), attempt=1)
 
     def _submit(self, task: TrainTask, attempt: int) -> None:
         state = self.ledger.state(task)
@@ -94,7 +181,22 @@ class Campaign:
             self.console.ended(task, outcome)
             if outcome.failure.reason in NOT_ITS_FAULT and attempt < MAX_ATTEMPTS:
                 self._submit(task, attempt + 1)
+                return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
             self.ledger.record_done(task, outcome.result, cached=cached, folder=folder)
             self.console.ended(task, outcome)
+        self._go_on(task.trial)
+
+    def _go_on(self, trial: int) -> None:
+        """With the next fold of a trial, unless those that ended leave it without a chance."""
+        left = self.folds[trial]
+        if not left or any(task.trial == trial for task, _ in self.running.values()):
+            return
+        why = hopeless(trial, self.ledger, self.settings.racing)
+        if why is None:
+            self._submit_next_fold(trial)
+            return
+        self.ledger.record_dropped(trial, [task.fold for task in left], why)
+        self.console.note(f"t{trial:03d} dropped: {why}")
+        left.clear()

@@ -179,7 +179,10 @@ def _status(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from workflow import console, report, session
 
-    report.print_report(*session.open_ledger(_study(options), options.runs), console.terminal())
+    file, out = _study(options), console.terminal()
+    ledger, study = session.open_ledger(file, options.runs)
+    report.print_report(ledger, study, out)
+    session.print_recommended(file, ledger, out)
     return 0
 
 

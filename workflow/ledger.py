@@ -2,9 +2,11 @@
 
 Events, one a line:
     session  a driver started: version, host, site, fingerprint, number of trials
-    trial    a point was proposed, before anything of it was submitted
+    trial    a trial was proposed, before anything of it was submitted
+    aside    trials that do not fit the space as it is in this session
     start    an attempt at a task was submitted
     end      an attempt ended: done (with its result) or failed (with its reason)
+    drop     the folds of a trial that are not trained, because its first ones make it hopeless
     rerun    the user asked for trials to run again
 """
 
@@ -24,14 +26,18 @@ import pandas as pd
 from apps.contract import (
     Failure,
     Fingerprint,
+    Start,
     TrainTask,
     append_json_line,
     read_json_lines,
 )
-from workflow.search.base import Observation
+from workflow.folds import FoldModel
+from workflow.scores import Scoring, mean_and_spread, pareto_front
+from workflow.search.base import Observation, Proposal
 from workflow.space import Point
 
 NAME = "ledger.jsonl"
+BUDGETS = ("training.epochs", "data.train_fraction")  # of which a search gives some trials less
 
 
 @dataclass
@@ -40,7 +46,7 @@ class TaskState:
 
     key: str = ""
     attempts: int = 0
-    status: str = "waiting"  # waiting, running, done, failed
+    status: str = "waiting"  # waiting, running, done, failed, dropped
     reason: str = ""
     message: str = ""
     cached: bool = False
@@ -54,32 +60,56 @@ class TaskState:
 class TrialState:
     """What the ledger knows of one trial."""
 
-    trial: int
-    point: Point
+    proposal: Proposal
     tasks: dict[int, TaskState]  # by fold
+    keep_state: bool = False
+    aside: bool = False  # it does not fit the space any more
+    search_seconds: float = math.nan  # that its proposal took
 
-    def observation(self) -> Observation | None:
-        """What the search is told: None while a fold is missing.
+    @property
+    def point(self) -> Point:
+        return self.proposal.point
 
-        The mean is taken in the folds' order, not in the order in which they ended: the last bit
-        differs, and a search that compares scores would then take another path.
+    @property
+    def status(self) -> str:
+        """waiting, running, done, failed, dropped, or aside."""
+        if self.aside:
+            return "aside"
+        statuses = {state.status for state in self.tasks.values()}
+        order = ("running", "failed", "waiting", "dropped")
+        return next((status for status in order if status in statuses), "done")
+
+    @property
+    def is_ended(self) -> bool:
+        return all(state.status not in ("waiting", "running") for state in self.tasks.values())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all folds have their results, also where the trial is aside."""
+        return all(state.status == "done" for state in self.tasks.values())
+
+    def foms(self) -> list[float | None]:
+        """The figures of merit; None where there is none.
+
+        In the order of folds and not in that in which they ended: the last bit of their mean would
+        differ, and a search that compares scores would then take another path.
         """
-        states = [self.tasks[fold] for fold in sorted(self.tasks)]
-        if any(state.status in ("waiting", "running") for state in states):
-            return None
-        if any(state.status == "failed" for state in states):
-            return Observation(point=self.point, value=None, noise=None)
-        mean, spread = _mean_and_spread([state.result["fom"] for state in states])
-        noise = spread / math.sqrt(len(states)) if len(states) > 1 else None
-        return Observation(point=self.point, value=mean, noise=noise)
+        return [self.tasks[fold].result.get("fom") for fold in sorted(self.tasks)]
 
+    def facts(self, name: str) -> list[float]:
+        """A metric, or another number of the result, of each fold that has it, in their order."""
+        found = []
+        for fold in sorted(self.tasks):
+            result = self.tasks[fold].result
+            value = result.get("metrics", {}).get(name, result.get(name))
+            if value is not None:
+                found.append(float(value))
+        return found
 
-def _mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; the latter is NaN of one value."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    def cost(self) -> float:
+        """Rank-seconds of its trainings."""
+        results = [state.result for state in self.tasks.values() if state.result]
+        return float(sum(result["seconds"] * result["num_ranks"] for result in results))
 
 
 class Ledger:
@@ -90,6 +120,7 @@ class Ledger:
         self.path = self.folder / NAME
         self.sessions: list[dict[str, Any]] = []
         self.trials_by_number: dict[int, TrialState] = {}
+        self._spans: list[tuple[float, float]] = []  # first and last row of each session
         for row in read_json_lines(self.path):
             self._apply(row)
 
@@ -98,8 +129,33 @@ class Ledger:
     def record_session(self, **facts: Any) -> None:
         self._record("session", **facts)
 
-    def record_trial(self, trial: int, point: Point, num_folds: int) -> None:
-        self._record("trial", trial=trial, point=point, num_folds=num_folds)
+    def record_trial(
+        self,
+        proposal: Proposal,
+        num_folds: int,
+        seconds: float = 0.0,
+        keep_state: bool = False,
+    ) -> None:
+        """A proposal, with its number.
+
+        Args:
+            seconds: how long the search took to make it.
+            keep_state: whether others may go on from it, whatever the study's method is later.
+        """
+        self._record(
+            "trial",
+            trial=proposal.number,
+            point=proposal.point,
+            num_folds=num_folds,
+            settings=dict(proposal.settings),
+            parent=proposal.parent,
+            tags=dict(proposal.tags),
+            search_seconds=round(seconds, 4),
+            keep_state=keep_state,
+        )
+
+    def record_aside(self, trials: list[int]) -> None:
+        self._record("aside", trials=trials)
 
     def record_start(self, task: TrainTask, attempt: int) -> None:
         self._record("start", trial=task.trial, fold=task.fold, attempt=attempt, key=task.key())
@@ -113,6 +169,15 @@ class Ledger:
         self._record_end(
             task, status="failed", reason=failure.reason, message=failure.message, folder=folder
         )
+
+    def record_orphaned(self, trial: int, message: str) -> None:
+        """All folds of a trial failed, because there is nothing that they could go on from."""
+        facts = {"status": "failed", "reason": "parent", "message": message}
+        for fold in self.trials_by_number[trial].tasks:
+            self._record("end", trial=trial, fold=fold, key="", folder="", **facts)
+
+    def record_dropped(self, trial: int, folds: list[int], message: str) -> None:
+        self._record("drop", trial=trial, folds=folds, message=message)
 
     def record_rerun(self, trials: list[int]) -> None:
         self._record("rerun", trials=trials)
@@ -128,6 +193,8 @@ class Ledger:
     # -- replaying ---------------------------------------------------------------------------
 
     def _apply(self, row: dict[str, Any]) -> None:
+        if self._spans and row.get("event") != "session":
+            self._spans[-1] = (self._spans[-1][0], row.get("time", 0.0))
         handler = getattr(self, f"_apply_{row.get('event')}", None)
         if handler is not None:  # an event of a later version is passed over
             handler(row)
@@ -137,14 +204,32 @@ class Ledger:
             for trial in self.trials_by_number.values():
                 _forget(trial)
         for trial in self.trials_by_number.values():
+            trial.aside = False
             for state in trial.tasks.values():
                 if state.status == "running":  # its driver is gone
                     state.status, state.reason = "waiting", "lost"
         self.sessions.append(row)
+        self._spans.append((row["time"], row["time"]))
 
     def _apply_trial(self, row: dict[str, Any]) -> None:
+        number = row["trial"]
+        proposal = Proposal(
+            row["point"], row.get("settings", {}), row.get("parent"), row.get("tags", {}), number
+        )
         tasks = {fold: TaskState() for fold in range(row["num_folds"])}
-        self.trials_by_number[row["trial"]] = TrialState(row["trial"], row["point"], tasks)
+        seconds = row.get("search_seconds", math.nan)
+        self.trials_by_number[number] = TrialState(
+            proposal, tasks, row.get("keep_state", False), search_seconds=seconds
+        )
+
+    def _apply_aside(self, row: dict[str, Any]) -> None:
+        for number in row["trials"]:
+            self.trials_by_number[number].aside = True
+
+    def _apply_drop(self, row: dict[str, Any]) -> None:
+        for fold in row["folds"]:
+            state = self.trials_by_number[row["trial"]].tasks[fold]
+            state.status, state.message = "dropped", row["message"]
 
     def _apply_start(self, row: dict[str, Any]) -> None:
         state = self._state(row)
@@ -176,16 +261,64 @@ class Ledger:
         state = self.state(task)
         return state.status == "done" and state.key == task.key()
 
-    def known_points(self) -> tuple[list[Observation], list[Point]]:
-        """What the search is told: the trials that ended, and the points of those that have not."""
+    @property
+    def scoring(self) -> Scoring:
+        """How trials are compared, as the last session had it."""
+        return Scoring.of_plain(self.sessions[-1].get("scoring") if self.sessions else None)
+
+    def fold_model(self) -> FoldModel:
+        """What the trials that are done on all folds say about folds."""
+        done = {n: t.foms() for n, t in self.trials_by_number.items() if t.status == "done"}
+        return FoldModel.of(done)
+
+    def known(self) -> tuple[list[Observation], list[Proposal]]:
+        """What the search is told: the trials that ended, and those that have not, by number."""
         history, pending = [], []
+        folds, scoring = self.fold_model(), self.scoring
         for _, trial in sorted(self.trials_by_number.items()):
-            observation = trial.observation()
-            if observation is None:
-                pending.append(trial.point)
+            if trial.aside:
+                continue
+            if trial.is_ended:
+                history.append(_observation(trial, folds, scoring))
             else:
-                history.append(observation)
+                pending.append(trial.proposal)
         return history, pending
+
+    def counted(self, num_trials: int) -> list[int]:
+        """The trials in a budget of `num_trials`: the first that are not aside."""
+        known = [n for n, trial in sorted(self.trials_by_number.items()) if not trial.aside]
+        return known[:num_trials]
+
+    def in_full(self) -> list[int]:
+        """The trials with the largest budget so far; where none has less, all of them.
+
+        A trial whose proposal does not set it has the study's own, which is the largest.
+        """
+        proposals = {n: trial.proposal for n, trial in sorted(self.trials_by_number.items())}
+        found = list(proposals)
+        for path in BUDGETS:
+            budget = {n: proposals[n].settings.get(path, math.inf) for n in found}
+            found = [n for n in found if budget[n] == max(budget.values())]
+        return found
+
+    def root(self, trial: int) -> int:
+        """The trial from which this one, or its parent, or its parent's parent, ... began."""
+        parent = self.trials_by_number[trial].proposal.parent
+        return trial if parent is None else self.root(parent)
+
+    def starts(self, trial: int) -> dict[int, Start]:
+        """What the folds of a trial go on from, by fold; empty without a parent."""
+        parent = self.trials_by_number[trial].proposal.parent
+        if parent is None:
+            return {}
+        return {
+            fold: Start(key=state.key, folder=str((self.folder / state.folder).resolve()))
+            for fold, state in self.trials_by_number[parent].tasks.items()
+        }
+
+    def hours(self) -> float:
+        """For which drivers were at work on this study, all sessions together."""
+        return sum(last - first for first, last in self._spans) / 3600
 
     def relative(self, folder: Path) -> str:
         """A task's folder, relative to the run folder."""
@@ -201,7 +334,7 @@ class Ledger:
 
     def trials(self) -> pd.DataFrame:
         """One row a trial; the columns are documented in the README."""
-        return _table(list(self._trial_rows()), self._trial_columns())
+        return _table(self._trial_rows(), self._trial_columns())
 
     def history(self, trial: int, fold: int) -> pd.DataFrame:
         """One row an epoch of one task: epoch, loss, val_loss, metrics, lr, seconds."""
@@ -227,7 +360,8 @@ class Ledger:
             *("trial", "fold", "status", "reason", "fom"),
             *self._parameters(),
             *self._metrics(),
-            *("epoch", "epochs", "stopped", "seconds", "samples_per_second", "num_ranks", "host"),
+            *("epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us"),
+            *("num_parameters", "num_ranks", "host"),
             *("attempt", "cached", "submitted", "ended", "message", "key", "folder"),
         ]
 
@@ -253,40 +387,83 @@ class Ledger:
                     "folder": state.folder,
                 }
 
-    def _trial_columns(self) -> list[str]:
-        return ["trial", "status", "score", "spread", *self._parameters(), "done", "seconds"]
+    def _tags(self) -> list[str]:
+        """The search's own columns: what else a proposal set, and its labels."""
+        names: dict[str, None] = {}
+        for trial in self.trials_by_number.values():
+            names.update(dict.fromkeys([*trial.proposal.settings, *trial.proposal.tags]))
+        return [name for name in names if name not in self._parameters()]
 
-    def _trial_rows(self) -> Iterator[dict[str, Any]]:
+    def _trial_columns(self) -> list[str]:
+        further = [each.metric for each in self.scoring.further]
+        return [
+            *("trial", "status", "score", "spread", *further, *(["pareto"] if further else [])),
+            *self._parameters(),
+            *self._tags(),
+            *("parent", "done", "seconds", "search_seconds"),
+        ]
+
+    def _trial_rows(self) -> list[dict[str, Any]]:
+        scoring = self.scoring
+        further = [each.metric for each in scoring.further]
+        rows = []
         for number, trial in sorted(self.trials_by_number.items()):
-            states = [trial.tasks[fold] for fold in sorted(trial.tasks)]
-            foms = [state.result["fom"] for state in states if state.status == "done"]
-            score, spread = (
-                _mean_and_spread(foms) if len(foms) == len(states) else (math.nan, math.nan)
+            foms = trial.facts("fom")
+            is_done = trial.status == "done"
+            rows.append(
+                {
+                    **trial.proposal.tags,
+                    **trial.proposal.settings,
+                    **trial.point,
+                    **{name: mean_and_spread(trial.facts(name))[0] for name in further if is_done},
+                    "trial": number,
+                    "status": trial.status,
+                    "score": scoring.score(foms) if is_done else math.nan,
+                    "spread": mean_and_spread(foms)[1] if is_done else math.nan,
+                    "parent": trial.proposal.parent,
+                    "done": len(foms),
+                    "seconds": sum(trial.facts("seconds")),
+                    "search_seconds": trial.search_seconds,
+                }
             )
-            yield {
-                **trial.point,
-                "trial": number,
-                "status": _trial_status({state.status for state in states}),
-                "score": score,
-                "spread": spread,
-                "done": len(foms),
-                "seconds": sum(state.result.get("seconds", 0.0) for state in states),
-            }
+        values = [[row.get(name, math.nan) for name in ("score", *further)] for row in rows]
+        for row, is_best in zip(rows, pareto_front(values, scoring.goals), strict=True):
+            row["pareto"] = is_best
+        return rows
+
+
+def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Observation:
+    """What the search is told of a trial that ended.
+
+    Of one whose last folds were dropped: its mean, as far as the first ones tell it.
+    """
+    cost = trial.cost() or None
+    foms = trial.foms()
+    if trial.status == "failed":
+        return Observation(trial.proposal, None, cost=cost)
+    value = folds.mean(foms) if trial.status == "dropped" else scoring.score(trial.facts("fom"))
+    further = tuple(mean_and_spread(trial.facts(each.metric))[0] for each in scoring.further)
+    return Observation(trial.proposal, value, folds.noise(foms), further, cost)
 
 
 _RESULT_COLUMNS = (
-    "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "num_ranks",
+    "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us",
+    "num_parameters", "num_ranks",
 )  # fmt: skip
 
 
 # The types of columns, of which some may be empty or all missing; those of parameters come from
 # their values, and all others are float64.
-_INTEGERS = ("trial", "fold", "epoch", "epochs", "num_ranks", "attempt", "done")
+_INTEGERS = (
+    *("trial", "fold", "epoch", "epochs", "num_parameters", "num_ranks", "attempt"),
+    *("parent", "done"),
+)
 _TEXTS = ("status", "reason", "stopped", "host", "message", "key", "folder")
 _DTYPES: dict[str, str] = {
     **dict.fromkeys(_INTEGERS, "Int64"),
     **dict.fromkeys(_TEXTS, "string"),
     "cached": "boolean",
+    "pareto": "boolean",
     "submitted": "datetime64[ns, UTC]",
     "ended": "datetime64[ns, UTC]",
 }
@@ -313,13 +490,6 @@ def _dtype_of(values: list[Any]) -> str:
 def _forget(trial: TrialState) -> None:
     """All of the trial's tasks are to be run again; their attempts go on counting."""
     trial.tasks = {fold: TaskState(attempts=old.attempts) for fold, old in trial.tasks.items()}
-
-
-def _trial_status(of_tasks: set[str]) -> str:
-    for status in ("running", "failed", "waiting"):
-        if status in of_tasks:
-            return status
-    return "done"
 
 
 def _utc(seconds: float) -> pd.Timestamp:

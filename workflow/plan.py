@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from apps.contract import Fingerprint, Layout, TrainTask
+from apps.contract import Fingerprint, Layout, Start, TrainTask
 from sites.launchers import Shape
-from workflow.space import Choice, Point
+from workflow.search.base import Observation, Proposal
+from workflow.space import Choice, Ordinal
 from workflow.study import Study, StudyFile
 
 # What a seed is for, so that no two uses share random numbers.
 _SPLIT, _TASK, _SEARCH = 0, 1, 2
+FIRST_POINT_DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,66 @@ class Planner:
     data_files: list[Path]
     fingerprint: Fingerprint
 
-    def tasks(self, trial: int, point: Point) -> list[TrainTask]:
-        """The tasks of a trial, one a fold."""
-        study = self.file.at(point)
-        return [self._task(study, trial, fold) for fold in range(study.data.folds)]
+    def tasks(
+        self,
+        proposal: Proposal,
+        root: int | None = None,
+        starts: Mapping[int, Start] | None = None,
+        keep_state: bool = False,
+    ) -> list[TrainTask]:
+        """The tasks of a trial, one a fold.
+
+        Args:
+            root: the trial from which it descends. It lends its seeds, so that a training that goes
+                on is the same as one that never stopped.
+            starts: what each fold goes on from; without, they begin anew.
+            keep_state: whether other trials may go on from this one.
+        """
+        trial = proposal.number or 0
+        study = self.file.at({**proposal.settings, **proposal.point})
+        return [
+            dataclasses.replace(
+                self._task(study, trial, fold, trial if root is None else root),
+                start=(starts or {}).get(fold),
+                keep_state=keep_state,
+            )
+            for fold in range(study.data.folds)
+        ]
 
     def base_task(self) -> TrainTask:
         """A task of the study as it stands in the file, for a look at it before anything runs."""
-        return self._task(self.file.study, 0, 0)
+        return self._task(self.file.study, 0, 0, 0)
 
-    def _task(self, study: Study, trial: int, fold: int) -> TrainTask:
+    def with_first_point(
+        self, proposal: Proposal, others: Sequence[Observation | Proposal], rng: np.random.Generator
+    ) -> Proposal:
+        """The proposal with the next of the user's first points, while one was not tried.
+
+        Only new points are replaced, no promotions. Values that the user left out are the
+        proposal's own, or random where those do not go together.
+        """
+        if proposal.parent is not None or "promoted_from" in proposal.tags:
+            return proposal
+        known = [each.point for each in others]
+        space = self.file.space
+        taken = {space.identity(point) for point in known if space.contains(point)}
+        for first in self.file.study.search.first_points:
+            if any(first.items() <= point.items() for point in known):
+                continue
+            values = {**proposal.point, **first}
+            for _ in range(FIRST_POINT_DRAWS):
+                point = space.fill(values, rng)
+                if space.contains(point) and space.identity(point) not in taken:
+                    return dataclasses.replace(proposal, point=space.clip(point))
+                values = {**space.sample(rng), **first}
+        return proposal
+
+    def _task(self, study: Study, trial: int, fold: int, root: int) -> TrainTask:
         return TrainTask(
             study=study.name,
             trial=trial,
             fold=fold,
-            seed=_seed(study.seed, _TASK, trial, fold),
+            seed=_seed(study.seed, _TASK, root, fold),
             split_seed=_seed(study.seed, _SPLIT),
             model=dataclasses.replace(study.model, source=self._absolute(study.model.source)),
             data=dataclasses.replace(study.data, files=[str(path) for path in self.data_files]),
@@ -56,6 +103,22 @@ class Planner:
         if not path.endswith(".py"):
             return source
         return f"{(self.file.path.parent / Path(path).expanduser()).resolve()}:{name}"
+
+
+def fitted(
+    file: StudyFile, history: Sequence[Observation], pending: Sequence[Proposal]
+) -> tuple[list[Observation], list[Proposal]]:
+    """The trials with their points as today's space has them (see `Space.completed`)."""
+    space, own = file.space, file.own_values()
+
+    def fit(proposal: Proposal) -> Proposal:
+        point = space.completed(proposal.point, own)
+        return proposal if point is None else dataclasses.replace(proposal, point=point)
+
+    return (
+        [dataclasses.replace(seen, proposal=fit(seen.proposal)) for seen in history],
+        [fit(proposal) for proposal in pending],
+    )
 
 
 def _seed(study_seed: int, *purpose: int) -> int:
@@ -83,5 +146,5 @@ def largest_shape(file: StudyFile) -> Shape:
 def _largest_layout(file: StudyFile) -> Iterator[tuple[str, int]]:
     for path, dimension in file.study.search.space.items():
         if path.startswith("layout.") and path != "layout.walltime_min":
-            ends = dimension.values if isinstance(dimension, Choice) else [dimension.high]
+            ends = dimension.values if isinstance(dimension, Choice | Ordinal) else [dimension.high]
             yield path, max(int(end) for end in ends)

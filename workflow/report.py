@@ -15,6 +15,7 @@ from apps.contract import N3LOError, Objective, TaskPaths
 from workflow.console import best_line, by_score, score_text, trials_table, value_text
 from workflow.ledger import Ledger
 from workflow.runfolder import is_running
+from workflow.scores import Scoring
 from workflow.study import Study
 
 BEST = 10
@@ -36,12 +37,17 @@ def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
 
 
 def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
-    """The best trials, the failures with their reasons, and the cost."""
+    """The best trials, the front, the failures with their reasons, and the cost."""
     objective = study.search.objective
     trials = by_score(ledger.trials(), objective.goal)
     out.print(f"{study.name}: {objective.metric} ({objective.goal}) over {study.data.folds} folds")
     out.print("\nBest trials", style="bold")
     out.print(trials_table(trials.dropna(subset=["score"]).head(BEST), study.data.folds))
+    if ledger.scoring.further:
+        out.print(
+            "\nPareto front: no trial is better in one without being worse in another", style="bold"
+        )
+        out.print(_front_table(trials, ledger.scoring))
     failures = ledger.tasks().query("status == 'failed'")
     if not failures.empty:
         out.print("\nFailures", style="bold")
@@ -66,6 +72,15 @@ def print_best(ledger: Ledger, study: Study, out: Terminal) -> None:
         out.print(f"  {path} = {value_text(value)}")
     for _, state in sorted(ledger.trials_by_number[number].tasks.items()):
         out.print(f"  {TaskPaths(ledger.folder / state.folder).weights}")
+
+
+def _front_table(trials: pd.DataFrame, scoring: Scoring) -> Table:
+    metrics = [each.metric for each in scoring.further]
+    table = Table("trial", scoring.objective.metric, *metrics, box=None, pad_edge=False)
+    for row in trials[trials["pareto"].astype(bool)].to_dict("records"):
+        values = (value_text(row[name]) for name in ("score", *metrics))
+        table.add_row(f"t{row['trial']:03d}", *values)
+    return table
 
 
 def _failures_table(failures: pd.DataFrame, ledger: Ledger) -> Table:

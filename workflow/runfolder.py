@@ -19,10 +19,9 @@ import psutil
 from apps.contract import N3LOError, write_text
 from workflow.study import StudyFile, load
 
-# What may change between two starts of a study: its budget, and what no result depends on.
-BUDGET = (
-    "search.num_trials",
-    "search.num_parallel",
+# What may change between two starts of a study: its search, and what no result depends on.
+MAY_CHANGE = (
+    "search.",
     "layout.walltime_min",
     "data.memory_gb",
     "data.files",  # their contents are compared by fingerprint
@@ -67,8 +66,11 @@ def _check_name(folder: Path) -> None:
 def _check_same_study(copy: Path, file: StudyFile) -> None:
     there = dict(_flat(dataclasses.asdict(load(copy).study)))  # with defaults, spelt out or not
     here = dict(_flat(dataclasses.asdict(file.study)))
+    searched = {*file.study.search.space, *load(copy).study.search.space}  # trials have their own
     for key in [*here, *there]:
-        if key not in BUDGET and here.get(key) != there.get(key):
+        may_change = key.startswith(MAY_CHANGE) or key in searched
+        fixed = key.startswith("search.objective") or not may_change
+        if fixed and here.get(key) != there.get(key):
             raise N3LOError(
                 f"{copy.parent} belongs to another study: {key} is {there.get(key, 'not set')!r} "
                 f"there and {here.get(key, 'not set')!r} in {file.path}; give this one another name"

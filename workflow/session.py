@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shlex
 import socket
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Terminal
 
@@ -22,11 +23,14 @@ from workflow.console import Console, terminal
 from workflow.fingerprint import fingerprint
 from workflow.ledger import Ledger, session_facts
 from workflow.plan import Planner
-from workflow.search import create
-from workflow.study import Study, StudyFile
+from workflow.scores import Scoring
+from workflow.search import Observation, Problem, Proposal, Search, create
+from workflow.study import Search as SearchSection
+from workflow.study import Study, StudyFile, load
 from workflow.tasks import EngineError, engine
 
 PLANNED_TRIALS = 3  # shown in full by `plan`
+CONTINUING = ("halving", "population")  # methods whose options say what a trial's budget means
 
 
 def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None) -> int:
@@ -45,16 +49,19 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     site.check()
     shape = plan.largest_shape(file)
     num_slots = site.num_slots(shape)
+    search = make_search(file)
     planner = _planner(file, runs)
     folder = runs / file.study.name
-    search = _search(file)
+    warm = _warm_start(file)
     checked = preflight.check(planner.base_task(), folder)
     out = terminal()
     with runfolder.opened(folder, file):
         preflight.remember(checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
+        _check_options(ledger, file)
         _start_session(ledger, planner, site)
+        aside = set_aside(ledger, file)
         _forget(rerun or [], ledger, planner, results)
         study = file.study
         console = Console(
@@ -63,17 +70,25 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         console.note(_headline(study, site, num_slots, shape.num_ranks, folder))
         for warning in [*_warnings(study), *checked["warnings"]]:
             console.note(f"warning: {warning}")
+        for line in [*warm.lines, *aside]:
+            console.note(line)
         try:
             with console.showing(), engine(site, shape, folder, results) as started:
-                Campaign(planner, search, ledger, started, console, num_slots).run()
+                campaign = Campaign(planner, search, ledger, started, console, num_slots)
+                campaign.node_share, campaign.warm = site.node_share(shape), warm.trials
+                campaign.run()
         except EngineError as error:
             raise N3LOError(
                 f"the task engine broke down: {error}; the same command goes on"
             ) from None
         report.print_best(ledger, study, out)
+        print_recommended(file, ledger, out)
         out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
-        tasks = ledger.tasks().query("trial < @study.search.num_trials")
-        failed = int((tasks["status"] == "failed").sum())
+        failed = sum(
+            task.status == "failed"
+            for number in ledger.counted(study.search.num_trials)
+            for task in ledger.trials_by_number[number].tasks.values()
+        )
         if failed:
             out.print(f"{failed} tasks failed: see the report; the same command runs them again")
         return 1 if failed else 0
@@ -104,10 +119,11 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     out = terminal()
     shape = plan.largest_shape(file)
     slots = site.num_slots(shape)
+    search = make_search(file)
     planner = _planner(file, runs)
+    warm = _warm_start(file)
     checked = preflight.check(planner.base_task(), runs / file.study.name)
-    study = file.study
-    search, ledger = _search(file), Ledger(runs / study.name)
+    study, ledger = file.study, Ledger(runs / file.study.name)
     out.print(_headline(study, site, slots, shape.num_ranks, runs / study.name))
     out.print(
         f"data: {checked['events']} events; per fold {checked['train_events']} to train on, "
@@ -124,23 +140,38 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
         f"{study.layout.num_workers} workers x {study.layout.ranks_per_worker} ranks; "
         f"{known} trials are known from earlier starts"
     )
-    history, pending = ledger.known_points()
-    for trial in range(min(trials, known + PLANNED_TRIALS)):
+    for number in _outside(ledger, file):
+        ledger.trials_by_number[number].aside = True
+    history, pending = plan.fitted(file, *ledger.known())
+    counted, first_new = ledger.counted(trials), len(ledger.trials_by_number)
+    num_new = min(trials - len(counted), PLANNED_TRIALS)
+    for trial in [*counted, *range(first_new, first_new + num_new)]:
         if trial in ledger.trials_by_number:
-            point = ledger.trials_by_number[trial].point
+            proposal = ledger.trials_by_number[trial].proposal
+            root, starts = ledger.root(trial), ledger.starts(trial)
         else:
-            proposed = search.propose(
-                history, pending, num=1, rng=plan.search_rng(study.seed, trial)
-            )
-            if not proposed:
+            rng = plan.search_rng(study.seed, trial)
+            proposed = search.propose([*warm.trials, *history], pending, 1, rng)
+            if not proposed or proposed[0].parent is not None:  # it depends on results
                 break
-            point = proposed[0]
-            pending.append(point)
-        out.print(f"t{trial:03d}: {point}")
-        for task in planner.tasks(trial, point):
+            proposal = planner.with_first_point(proposed[0], [*history, *pending], rng)
+            proposal = dataclasses.replace(proposal, number=trial)
+            pending.append(proposal)
+            root, starts = trial, {}
+        out.print(f"t{trial:03d}: {proposal.point}{_said(proposal)}")
+        for task in planner.tasks(proposal, root, starts, search.continues):
             paths = TaskPaths((runs / study.name / task.id).resolve())
             line = training_line(site.command(plan.shape_of(task.layout)), paths)
             out.print(f"  {task.id}: {shlex.join(line)}", soft_wrap=True)
+
+
+def _said(proposal: Proposal) -> str:
+    """What a proposal is besides its point, in words."""
+    facts = {**proposal.settings, **proposal.tags}
+    parts = [f"{name} = {value}" for name, value in facts.items()]
+    if proposal.parent is not None:
+        parts.append(f"goes on from t{proposal.parent:03d}")
+    return f"  ({', '.join(parts)})" if parts else ""
 
 
 def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
@@ -163,19 +194,142 @@ def _planner(file: StudyFile, runs: Path) -> Planner:
     memo = runs / "cache" / "digests.json"
     if not runs.is_dir():  # nothing may be left behind if the study turns out to be wrong
         with tempfile.TemporaryDirectory(prefix="n3lo-") as folder:
-            return Planner(file, files, fingerprint(file, Path(folder) / "digests.json"))
-    return Planner(file, files, fingerprint(file, memo))
+            digests = fingerprint(file, Path(folder) / "digests.json")
+    else:
+        digests = fingerprint(file, memo)
+    return Planner(file, files, digests)
 
 
-def _search(file: StudyFile) -> Any:
-    settings = file.study.search
-    return create(
-        settings.method,
-        file.space,
-        settings.objective.goal,
-        settings.options,
-        file.study.seed,
-    )
+def make_search(file: StudyFile) -> Search:
+    """The search of a study.
+
+    Raises:
+        N3LOError: the method does not know an option, or cannot do what is asked of it.
+    """
+    settings, study = file.study.search, file.study
+    goals = (settings.objective.goal, *(each.goal for each in settings.further_objectives))
+    problem = Problem(file.space, goals, study.seed, settings.num_trials, study.training.epochs)
+    try:
+        search = create(settings.method, problem, settings.options)
+    except N3LOError as error:
+        key = str(error).partition(":")[0].split(".")
+        raise N3LOError(f"{file.where(*key)}{error}") from None
+    if settings.racing is not None and settings.spread_penalty > 0:
+        raise N3LOError(
+            f"{file.where('search', 'racing')}search.racing compares means over folds, and "
+            f"spread_penalty = {settings.spread_penalty} asks for another score; leave one out"
+        )
+    if settings.first_points and settings.method == "constructive":
+        raise N3LOError(
+            f"{file.where('search', 'first_points')}search.first_points: 'constructive' begins "
+            f"with one layer, and has no use for them"
+        )
+    if search.continues and settings.racing is not None:
+        raise N3LOError(
+            f"{file.where('search', 'racing')}search.racing: '{settings.method}' stops trials by "
+            f"itself, and goes on with all their folds; leave racing out"
+        )
+    return search
+
+
+def scoring_of(settings: SearchSection) -> Scoring:
+    """How the trials of a study are compared."""
+    further = tuple(settings.further_objectives)
+    return Scoring(settings.objective, settings.spread_penalty, further)
+
+
+@dataclass(frozen=True)
+class _Warm:
+    """Trials of earlier studies that the search is told of, and what to say about them."""
+
+    trials: list[Observation] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+def _warm_start(file: StudyFile) -> _Warm:
+    """The trials of `search.warm_start` that fit this study's space, without their numbers.
+
+    Raises:
+        N3LOError: a folder has no ledger, or one with another objective.
+    """
+    warm = _Warm()
+    where = file.where("search", "warm_start") + "search.warm_start"
+    space, own = file.space, file.own_values()
+    for name in file.study.search.warm_start:
+        folder = file.path.parent / Path(name).expanduser()
+        ledger = Ledger(folder)
+        if not ledger.sessions:
+            raise N3LOError(f"{where}: there is no ledger in '{folder}'")
+        theirs, ours = ledger.scoring, scoring_of(file.study.search)
+        if theirs != ours:
+            raise N3LOError(f"{where}: '{folder}' is scored by {theirs}, and this study by {ours}")
+        before = load(folder / "study.toml").own_values()
+        in_full = ledger.in_full()
+        history = [seen for seen in ledger.known()[0] if seen.proposal.number in in_full]
+        # What it did not search had its own value there, not ours.
+        own_there = {path: before[path] for path in space.dimensions if path in before}
+        fitting = [(seen, space.completed({**own_there, **seen.point}, own)) for seen in history]
+        told = [(seen, point) for seen, point in fitting if point is not None]
+        for seen, point in told:
+            warm.trials.append(dataclasses.replace(seen, proposal=Proposal(point)))
+        warm.lines.append(
+            f"warm start: {len(told)} of {len(history)} trials of {folder} fit the space"
+        )
+    return warm
+
+
+def _outside(ledger: Ledger, file: StudyFile) -> list[int]:
+    """The trials whose points are none of the study's space."""
+    space, own = file.space, file.own_values()
+    return [
+        number
+        for number, trial in ledger.trials_by_number.items()
+        if space.completed(trial.point, own) is None
+    ]
+
+
+def _check_options(ledger: Ledger, file: StudyFile) -> None:
+    """A method whose trials go on from each other cannot change what their budgets mean.
+
+    Raises:
+        N3LOError: its options are not those of the study's earlier starts.
+    """
+    now = file.study.search
+    for session in ledger.sessions:
+        same_method = session.get("method") == now.method
+        if same_method and now.method in CONTINUING and session["options"] != now.options:
+            raise N3LOError(
+                f"{file.where('search', 'options')}search.options: this study began '{now.method}' "
+                f"with {session['options']}; with others, give it another name"
+            )
+
+
+def set_aside(ledger: Ledger, file: StudyFile) -> list[str]:
+    """Record which earlier trials do not fit the space any more; what to say about it."""
+    trials = ledger.trials_by_number
+    aside = _outside(ledger, file)
+    if not aside:
+        return []
+    ledger.record_aside(aside)
+    return [
+        f"the space has changed: {len(trials) - len(aside)} earlier trials fit it, {len(aside)} do "
+        f"not and are set aside"
+    ]
+
+
+def print_recommended(file: StudyFile, ledger: Ledger, out: Terminal) -> None:
+    """Where the folds' noise lets another trial look better than the one with the best score."""
+    search = make_search(file)
+    known, _ = plan.fitted(file, *ledger.known())
+    done = [n for n, trial in ledger.trials_by_number.items() if trial.status == "done"]
+    history = [each for each in known if each.proposal.number in done]
+    recommended = search.recommend(history)
+    best = min(history, key=search.cost, default=None)
+    if recommended is not None and recommended is not best:
+        out.print(
+            f"with the noise of the folds taken into account, t{recommended.proposal.number:03d} "
+            f"is the better choice"
+        )
 
 
 def _start_session(ledger: Ledger, planner: Planner, site: Site) -> None:
@@ -188,8 +342,11 @@ def _start_session(ledger: Ledger, planner: Planner, site: Site) -> None:
             pid=os.getpid(),
             site=site.name,
             study=str(planner.file.path.resolve()),
+            method=settings.method,
+            options=settings.options,
             num_trials=settings.num_trials,
             num_parallel=settings.num_parallel,
+            scoring=scoring_of(settings).plain(),
         )
     )
 
@@ -212,17 +369,21 @@ def _explain_changes(before: Fingerprint | None, now: Fingerprint, out: Terminal
 
 def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: ResultCache) -> None:
     """Have the chosen trials run again: their results leave the cache but not the disk."""
-    num_known = min(len(ledger.trials_by_number), planner.file.study.search.num_trials)
+    known = ledger.counted(planner.file.study.search.num_trials)
     for trial in trials:
-        if not 0 <= trial < num_known:
-            there = f"0 to {num_known - 1}" if num_known else "none"
+        if trial not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
             raise N3LOError(f"--trial {trial}: no such trial in the ledger and budget: {there}")
     for trial in trials:
-        for task in planner.tasks(trial, ledger.trials_by_number[trial].point):
+        state = ledger.trials_by_number[trial]
+        for task in planner.tasks(
+            state.proposal, ledger.root(trial), ledger.starts(trial), state.keep_state
+        ):
             results.forget(task.key())
-            own = TaskPaths(ledger.folder / task.id).result
-            if own.exists():
-                os.replace(own, own.with_name("result.superseded.json"))
+            paths = TaskPaths(ledger.folder / task.id)
+            for own in (paths.result, paths.state):
+                if own.exists():
+                    os.replace(own, own.with_name(f"{own.stem}.superseded{own.suffix}"))
     if trials:
         ledger.record_rerun(trials)
 

@@ -1,32 +1,44 @@
 """The search space: dimensions as a study declares them, and the points in it.
 
-A point is a dict from a study's dotted path to a plain Python value. Search engines that think in
-numbers see the unit cube: `encode` and `decode` go between the two.
+A point is a dict from a study's dotted path to a plain Python value. A dimension whose condition
+(`when`) is not met is inactive: it has no key in the point, and the trial has the study's own
+value. Search engines that think in numbers see the unit cube, with a coordinate for every
+dimension: `encode` and `decode` go between the two.
 """
 
 from __future__ import annotations
 
-import itertools
+import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from apps.contract import canonical_json
+from apps.contract import N3LOError, canonical_json
+from workflow.expression import Expression
 
 Scalar: TypeAlias = bool | int | float | str
 Point: TypeAlias = dict[str, Scalar]
 Unit: TypeAlias = NDArray[np.float64]  # (D,), in [0, 1): one coordinate a dimension
 
+_Key: TypeAlias = tuple[type, Scalar]  # of a value: True, 1 and 1.0 are different
 
+NUM_DRAWS = 10_000  # points that `sample` draws until one satisfies the constraints
+NUM_LISTED = 100_000  # a space of so many points is listed when no draw does
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Dimension:
     """Shared by the dimensions: unknown keys are errors when pydantic reads one."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    when: dict[str, list[Scalar]] | None = None  # active only if those dimensions are one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +132,10 @@ class Integer(_Dimension):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(_Dimension):
-    """One of the values, without an order."""
+class _Listed(_Dimension):
+    """One of the values."""
 
-    type: Literal["choice"] = "choice"
     values: list[Scalar]
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ValueError("values: name at least one")
-        keys = [canonical_json(value) for value in self.values]
-        for value, key in zip(self.values, keys, strict=True):
-            if keys.count(key) > 1:
-                raise ValueError(f"values: {value!r} is there twice")
 
     @property
     def size(self) -> float:
@@ -172,63 +175,386 @@ class Choice(_Dimension):
         return self.values
 
 
-Dimension: TypeAlias = Annotated[Real | Integer | Choice, Field(discriminator="type")]
+@dataclass(frozen=True, kw_only=True)
+class Choice(_Listed):
+    """One of the values, without an order."""
+
+    type: Literal["choice"] = "choice"
+
+    def __post_init__(self) -> None:
+        _check_values(self.values, at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordinal(_Listed):
+    """One of the values, in their order: in the unit cube, neighbours are near."""
+
+    type: Literal["ordinal"] = "ordinal"
+
+    def __post_init__(self) -> None:
+        _check_values(self.values, at_least=2)
+
+
+Dimension: TypeAlias = Annotated[Real | Integer | Choice | Ordinal, Field(discriminator="type")]
+
+
+class SpaceError(ValueError):
+    """The dimensions do not go together. One line."""
+
+    def __init__(self, message: str, *key: str) -> None:
+        super().__init__(f"search.{key[0]}: {message}")
+        self.key = ("search", *key)  # of the study's text
 
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions by their dotted path, in the study's order."""
+    """The dimensions by their dotted path, in the study's order, and what all points satisfy.
+
+    Raises:
+        SpaceError: a condition or a constraint names what is not there.
+    """
 
     dimensions: Mapping[str, Dimension]
+    constraints: tuple[Expression, ...] = ()
 
-    @property
+    def __post_init__(self) -> None:
+        for path in self.dimensions:
+            self._check_when(path)
+        _ = self.parents_first  # raises if there is none
+        for constraint in self.constraints:
+            for name in constraint.names:
+                if name not in self.dimensions:
+                    message = f"'{constraint.text}': {self._unknown(name)}"
+                    raise SpaceError(message, "constraints")
+
+    def check(self) -> None:
+        """See that each dimension can be active. Engines may fix some such that others cannot.
+
+        Raises:
+            SpaceError: one cannot.
+        """
+        for path, dimension in self.dimensions.items():
+            for name, values in (dimension.when or {}).items():
+                for value in values:
+                    if not self.dimensions[name].contains(value):
+                        raise SpaceError(
+                            f"'{path}': when: '{name}' is never {value!r}", "space", path
+                        )
+            if self.reached(path) is None:
+                message = f"'{path}': when: contradictory conditions: it is never active"
+                raise SpaceError(message, "space", path)
+
+    @cached_property
     def size(self) -> float:
-        """How many different points there are; `math.inf` with a real dimension."""
-        return math.prod(dimension.size for dimension in self.dimensions.values())
+        """How many different points there are, those that violate constraints too.
+
+        `math.inf` with a real dimension.
+        """
+        if not self._conditions:
+            return math.prod(dimension.size for dimension in self.dimensions.values())
+        return math.prod(
+            sum(num for _, num in self._settings(group)) for group in self._independent()
+        )
+
+    def active(self, values: Mapping[str, Scalar]) -> list[str]:
+        """The dimensions that are active with these values, in the study's order.
+
+        Args:
+            values: of the active ones at least. One that is missing meets no condition.
+        """
+        return list(self._walk(values.get))
+
+    def allowed(self, point: Point) -> bool:
+        """Whether the constraints hold; those on inactive dimensions do."""
+        return all(_holds(constraint, point) for constraint in self.constraints)
 
     def sample(self, rng: np.random.Generator) -> Point:
-        return self.decode(rng.random(len(self.dimensions)))
+        """A random point: uniform in the unit cube, where the constraints hold.
+
+        Raises:
+            N3LOError: they never do.
+        """
+        never = list(self.constraints)
+        for _ in range(NUM_DRAWS):
+            point = self.decode(rng.random(len(self.dimensions)))
+            violated = [each for each in self.constraints if not _holds(each, point)]
+            if not violated:
+                return point
+            never = [each for each in never if each in violated]
+        if self._few:
+            return dict(self._few[rng.integers(len(self._few))])
+        texts = " and ".join(f"'{each.text}'" for each in never or self.constraints)
+        raise N3LOError(f"search.constraints: no point of {NUM_DRAWS} satisfies {texts}")
 
     def decode(self, unit: Unit) -> Point:
-        """The point at the coordinates `unit`, of shape (D,)."""
-        pairs = zip(self.dimensions.items(), unit.tolist(), strict=True)
-        return {path: dimension.decode(u) for (path, dimension), u in pairs}
+        """The point at the coordinates `unit`, of shape (D,); it may violate constraints."""
+        coordinates = dict(zip(self.dimensions, unit.tolist(), strict=True))
+        return self._walk(lambda path: self.dimensions[path].decode(coordinates[path]))
 
     def encode(self, point: Point) -> Unit:
-        """The coordinates, of shape (D,), that `decode` to the point."""
-        return np.array([d.encode(point[path]) for path, d in self.dimensions.items()], dtype=float)
+        """The coordinates, of shape (D,), that `decode` to the point; 0.5 of what is inactive."""
+        return np.array(
+            [
+                0.5 if path not in point and d.when is not None else d.encode(point[path])
+                for path, d in self.dimensions.items()
+            ],
+            dtype=float,
+        )
+
+    def fill(self, values: Mapping[str, Scalar], rng: np.random.Generator) -> Point:
+        """A point with these values, as far as they are active, and random ones for the rest.
+
+        It may violate constraints.
+        """
+        coordinates = dict(zip(self.dimensions, rng.random(len(self.dimensions)), strict=True))
+        return self._walk(
+            lambda path: (
+                values[path] if path in values else self.dimensions[path].decode(coordinates[path])
+            )
+        )
 
     def clip(self, point: Point) -> Point:
-        """The nearest point of the space, in plain types.
+        """The point with the nearest values, in plain types; it may violate constraints.
 
         Raises:
             ValueError: a value is none of its choices, which have no nearest.
         """
-        return {path: d.clip(point[path]) for path, d in self.dimensions.items()}
+        return self._walk(lambda path: self.dimensions[path].clip(point[path]))
 
     def contains(self, point: Point) -> bool:
-        return point.keys() == self.dimensions.keys() and all(
-            d.contains(point[path]) for path, d in self.dimensions.items()
+        return (
+            point.keys() == set(self.active(point))
+            and all(self.dimensions[path].contains(value) for path, value in point.items())
+            and self.allowed(point)
         )
+
+    def why_not(self, values: Mapping[str, Scalar]) -> str | None:
+        """Why these cannot be values of a point; None if they can. Others may be left out.
+
+        Not those that decide whether one of these is active.
+        """
+        for path, value in values.items():
+            if path not in self.dimensions:
+                return self._unknown(path)
+            if not self.dimensions[path].contains(value):
+                return f"'{path}' = {value!r} is not {_range(self.dimensions[path])}"
+        for path in values:
+            for name, keys in self._conditions.get(path, {}).items():
+                if name not in values or self._key(name, values[name]) not in keys:
+                    wanted = [value for _, value in keys]
+                    return f"'{path}' needs '{name}' to be one of {wanted}"
+        violated = (each for each in self.constraints if not _holds(each, dict(values)))
+        return next((f"'{each.text}' does not hold" for each in violated), None)
 
     def identity(self, point: Point) -> str:
         """The same text for the same point: an integer's 1.0 is 1, a choice of 1 is not True."""
-        return canonical_json([d.plain(point[path]) for path, d in self.dimensions.items()])
-
-    def grid(self) -> Iterator[Point]:
-        """Every combination of each dimension's grid; the last dimension moves fastest."""
-        return self._product(dimension.grid() for dimension in self.dimensions.values())
-
-    def points(self) -> Iterator[Point]:
-        """Every point of a space without real dimensions."""
-        assert self.size < math.inf
-        return self._product(
-            d.levels() for d in self.dimensions.values() if not isinstance(d, Real)
+        return canonical_json(
+            [
+                None if path not in point and d.when is not None else d.plain(point[path])
+                for path, d in self.dimensions.items()
+            ]
         )
 
-    def _product(self, axes: Iterable[Sequence[Scalar]]) -> Iterator[Point]:
-        for values in itertools.product(*axes):
-            yield dict(zip(self.dimensions, values, strict=True))
+    def completed(self, point: Point, own: Mapping[str, Scalar]) -> Point | None:
+        """A point of an earlier, different space as one of this; None if it is none.
+
+        Args:
+            own: the study's own values. A dimension that the point lacks had that value, and what
+                is no (active) dimension any more must have had it.
+        """
+        known = {**own, **point}
+        whole = self._walk(known.get)
+        dropped = (path for path in point if path not in whole)
+        if not self.contains(whole) or not all(_same(point[p], own.get(p)) for p in dropped):
+            return None
+        return self.clip(whole)
+
+    def grid(self) -> Iterator[Point]:
+        """Every combination of each dimension's grid; the last dimension moves fastest.
+
+        Those that violate constraints are left out; a dimension comes after those that it depends
+        on.
+        """
+        return self._product({path: d.grid() for path, d in self.dimensions.items()})
+
+    def points(self) -> Iterator[Point]:
+        """Every point of a space without real dimensions, in the order of `grid`."""
+        assert self.size < math.inf
+        return self._product(
+            # One that is real is never active, or the size would not be finite.
+            {p: [] if isinstance(d, Real) else d.levels() for p, d in self.dimensions.items()}
+        )
+
+    def reached(self, path: str) -> Point | None:
+        """Values of the dimensions above `path` with which it is active; None if it never is."""
+        above: dict[str, None] = {}
+        pending = [path]
+        while pending:
+            parents = self.dimensions[pending.pop()].when or {}
+            pending += [name for name in parents if name not in above]
+            above |= dict.fromkeys(parents)
+        order = [name for name in self.parents_first if name in above]
+        for values, _ in self._settings([*order, path]):
+            if path in values:
+                return {name: values[name] for name in order}
+        return None
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    @cached_property
+    def parents_first(self) -> list[str]:
+        """The dimensions in the study's order, but each after those that it depends on.
+
+        Raises:
+            SpaceError: they depend on each other in a circle.
+        """
+        order: dict[str, None] = {}
+
+        def visit(path: str, trail: list[str]) -> None:
+            if path in trail:
+                circle = " -> ".join([*trail[trail.index(path) :], path])
+                raise SpaceError(f"'{path}': when: a circle: {circle}", "space", path)
+            if path not in order:
+                for name in self.dimensions[path].when or {}:
+                    visit(name, [*trail, path])
+                order[path] = None
+
+        for path in self.dimensions:
+            visit(path, [])
+        return list(order)
+
+    @cached_property
+    def _conditions(self) -> dict[str, dict[str, list[_Key]]]:
+        """What `when` asks for: dimension -> the one it depends on -> keys of its values."""
+        return {
+            path: {
+                name: [key for value in values if (key := self._key(name, value)) is not None]
+                for name, values in dimension.when.items()
+            }
+            for path, dimension in self.dimensions.items()
+            if dimension.when is not None
+        }
+
+    def _key(self, path: str, value: Scalar) -> _Key | None:
+        """Tells True, 1 and 1.0 apart, unless an int dimension does not; None: out of range."""
+        dimension = self.dimensions[path]
+        if not dimension.contains(value):
+            return None
+        plain = dimension.plain(value)
+        return type(plain), plain
+
+    def _is_met(self, path: str, values: Mapping[str, Any]) -> bool:
+        """Whether the dimension is active; `values` has those above it that are."""
+        conditions = self._conditions.get(path)
+        return conditions is None or all(
+            name in values and self._key(name, values[name]) in keys
+            for name, keys in conditions.items()
+        )
+
+    def _walk(self, value_of: Callable[[str], Any]) -> Point:
+        """The point of the values of what is active, which are asked for one by one."""
+        if not self._conditions:
+            return {path: value_of(path) for path in self.dimensions}
+        values: Point = {}
+        for path in self.parents_first:
+            if self._is_met(path, values):
+                values[path] = value_of(path)
+        return self._ordered(values)
+
+    def _ordered(self, values: Point) -> Point:
+        return {path: values[path] for path in self.dimensions if path in values}
+
+    def _product(self, axes: Mapping[str, Sequence[Scalar]]) -> Iterator[Point]:
+        partial: Iterator[Point] = iter([{}])
+        for path in self.parents_first:
+            partial = self._extended(partial, path, axes[path])
+        return filter(self.allowed, map(self._ordered, partial))
+
+    def _extended(
+        self, partial: Iterator[Point], path: str, axis: Sequence[Scalar]
+    ) -> Iterator[Point]:
+        for values in partial:
+            if self._is_met(path, values):
+                for value in axis:
+                    yield {**values, path: value}
+            else:
+                yield values
+
+    @cached_property
+    def _few(self) -> list[Point]:
+        """All legal points of a small space."""
+        return list(self.points()) if self.size <= NUM_LISTED else []
+
+    def _settings(self, paths: Sequence[str]) -> Iterator[tuple[dict[str, Any], float]]:
+        """What the active ones among these can be, and how many combinations that stands for.
+
+        All values to which no condition refers are one here: None.
+
+        Args:
+            paths: those that a dimension depends on come before it.
+        """
+        if not paths:
+            yield {}, 1
+            return
+        *before, path = paths
+        referred = dict.fromkeys(k for c in self._conditions.values() for k in c.get(path, ()))
+        num_others = self.dimensions[path].size - len(referred)
+        for values, num in self._settings(before):
+            if not self._is_met(path, values):
+                yield values, num
+                continue
+            for _, value in referred:
+                yield {**values, path: value}, num
+            if num_others > 0:
+                yield {**values, path: None}, num * num_others
+
+    def _independent(self) -> list[list[str]]:
+        """The dimensions in groups, none of which depends on another; parents first in each."""
+        groups: list[list[str]] = []
+        for path in self.parents_first:
+            parents = self.dimensions[path].when or {}
+            joined = [group for group in groups if any(name in group for name in parents)]
+            groups = [group for group in groups if group not in joined]
+            groups.append([*(name for group in joined for name in group), path])
+        return groups
+
+    def _check_when(self, path: str) -> None:
+        when = self.dimensions[path].when
+        if when is None:
+            return
+        reason = None if when else "names no dimension"
+        for name, values in when.items():
+            if name == path:
+                reason = f"names '{name}' itself"
+            elif name not in self.dimensions:
+                reason = self._unknown(name)
+            elif isinstance(self.dimensions[name], Real):
+                reason = f"'{name}' is real; only a choice, an ordinal or an int can be named"
+            elif not values:
+                reason = f"lists no value of '{name}'"
+        if reason is not None:
+            raise SpaceError(f"'{path}': when: {reason}", "space", path)
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self.dimensions, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return f"'{name}' is no dimension of the space{hint}"
+
+
+def _range(dimension: Dimension) -> str:
+    if isinstance(dimension, Choice | Ordinal):
+        return f"one of {dimension.values}"
+    kind = "a whole number" if isinstance(dimension, Integer) else "a number"
+    return f"{kind} from {dimension.low} to {dimension.high}"
+
+
+def _holds(constraint: Expression, point: Point) -> bool:
+    return not all(name in point for name in constraint.names) or constraint.holds(point)
+
+
+def _same(value: Scalar, other: Scalar | None) -> bool:
+    """1.0 is 1, but True is not."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def _check_range(low: float, high: float, log: bool, num: int) -> None:
@@ -240,6 +566,15 @@ def _check_range(low: float, high: float, log: bool, num: int) -> None:
         raise ValueError(f"log needs low above 0, not {low}")
     if num < 2:
         raise ValueError(f"num: {num} is not at least 2")
+
+
+def _check_values(values: Sequence[Scalar], at_least: int) -> None:
+    if len(values) < at_least:
+        raise ValueError(f"values: name at least {'one' if at_least == 1 else 'two'}")
+    keys = [canonical_json(value) for value in values]
+    for value, key in zip(values, keys, strict=True):
+        if keys.count(key) > 1:
+            raise ValueError(f"values: {value!r} is there twice")
 
 
 def _between(low: float, high: float, u: float, log: bool) -> float:

@@ -18,9 +18,11 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -35,12 +37,49 @@ from apps.contract import (
     Training,
     require,
 )
-from workflow.space import Choice, Dimension, Point, Space
+from workflow.expression import Expression
+from workflow.space import Choice, Dimension, Ordinal, Point, Scalar, Space, SpaceError
 
 # What a trial may replace. The folds and the files are the same for all trials, or their scores
 # could not be compared.
 SEARCHABLE = ("model.", "data.", "training.", "layout.")
 NOT_SEARCHABLE = ("data.files", "data.folds", "data.fold_by", "training.metrics")
+
+SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
+
+# What a further objective may be besides a metric: numbers of each training's result.
+RESULT_FACTS = ("num_parameters", "seconds", "samples_per_second", "inference_us")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Racing(Section):
+    """Leave out a trial's other folds once its chance to be the best is below `alpha`."""
+
+    alpha: float = 0.05
+    min_folds: int = 1  # that each trial is trained on
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < 0.5, f"alpha: {self.alpha} is not above 0 and below 0.5")
+        require(self.min_folds >= 1, f"min_folds: {self.min_folds} is not at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Section):
+    """When no more trials are proposed, though there are fewer than `num_trials`."""
+
+    value: float | None = None  # the score of a trial that is good enough
+    no_improvement: int | None = None  # trials in a row that are not the best so far
+    node_hours: float | None = None  # used by trainings
+    hours: float | None = None  # that drivers were at work
+    failures: int = 10  # trials failed in a row
+
+    def __post_init__(self) -> None:
+        for name in ("no_improvement", "failures"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}: {value} is not at least 1")
+        for name in ("node_hours", "hours"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}: {value} is not above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +88,41 @@ class Search(Section):
 
     method: str = "bayesian"
     objective: Objective
+    further_objectives: list[Objective] = field(default_factory=list)  # for a Pareto front
+    spread_penalty: float = 0.0  # a score is the mean over folds, worsened by so many deviations
     num_trials: int
     num_parallel: int = 1  # N_G, trials that run at once
+    prepare_ahead: int = 0  # proposals made before there is a slot for them
     space: dict[str, Dimension]
+    constraints: list[str] = field(default_factory=list)  # "model.args.width <= 512"
+    first_points: list[dict[str, Scalar]] = field(default_factory=list)  # the search fills them in
+    warm_start: list[str] = field(default_factory=list)  # run folders of earlier studies
+    racing: Racing | None = None
+    stop: Stop = field(default_factory=Stop)
     options: dict[str, Plain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.num_trials >= 1, f"num_trials: {self.num_trials} is not at least 1")
-        require(self.num_parallel >= 1, f"num_parallel: {self.num_parallel} is not at least 1")
+        for name, low in (("num_trials", 1), ("num_parallel", 1), ("prepare_ahead", 0)):
+            value = getattr(self, name)
+            require(value >= low, f"{name}: {value} is not at least {low}")
+        require(
+            self.spread_penalty >= 0, f"spread_penalty: {self.spread_penalty} is not at least 0"
+        )
         require(len(self.space) >= 1, "space: name at least one value to search")
+        has_further = len(self.further_objectives) > 0
+        require(
+            has_further or self.method != "multi",
+            "further_objectives: method 'multi' needs at least one",
+        )
+        require(
+            not has_further or self.method in SEVERAL_OBJECTIVES,
+            f"further_objectives: only {SEVERAL_OBJECTIVES} have them, not '{self.method}'",
+        )
+        metrics = [self.objective.metric]
+        for objective in self.further_objectives:
+            twice = objective.metric in metrics
+            require(not twice, f"further_objectives: '{objective.metric}' is an objective twice")
+            metrics.append(objective.metric)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +144,33 @@ class Study(Section):
         )
         require(self.seed >= 0, f"seed: {self.seed} is not at least 0")
         require(self.name != "cache", "name: 'cache' is the folder of the results of all studies")
-        known = metric_names(self.training)
+        metrics = metric_names(self.training)
+        for objective in self.search.further_objectives:
+            self._check_metric(
+                "search.further_objectives", objective.metric, [*metrics, *RESULT_FACTS]
+            )
         for key, metric in self._metrics_in_use():
+            self._check_metric(key, metric, metrics)
+        self._check_folds()
+
+    def _check_metric(self, key: str, metric: str, known: list[str]) -> None:
+        require(
+            metric in known,
+            f"{key}: there is no metric '{metric}'; with these training.metrics there are: "
+            f"{', '.join(known)}",
+        )
+
+    def _check_folds(self) -> None:
+        folds, racing = self.data.folds, self.search.racing
+        require(
+            self.search.spread_penalty == 0 or folds >= 2,
+            f"search.spread_penalty: needs data.folds of at least 2, not {folds}",
+        )
+        if racing is not None:
             require(
-                metric in known,
-                f"{key}: there is no metric '{metric}'; with these training.metrics there are: "
-                f"{', '.join(known)}",
+                folds > racing.min_folds,
+                f"search.racing: needs data.folds above min_folds = {racing.min_folds}, "
+                f"not {folds}",
             )
 
     def _metrics_in_use(self) -> Iterator[tuple[str, str]]:
@@ -110,9 +196,28 @@ class StudyFile:
     content: dict[str, Any]  # the TOML, with what the command line replaced
     study: Study
 
-    @property
+    @cached_property
     def space(self) -> Space:
-        return Space(self.study.search.space)
+        """
+        Raises:
+            SpaceError: a condition or a constraint is wrong; not of a file that `load` gave.
+        """
+        search = self.study.search
+        try:
+            constraints = tuple(Expression.parse(text) for text in search.constraints)
+        except ValueError as error:
+            raise SpaceError(str(error), "constraints") from None
+        return Space(search.space, constraints)
+
+    def own_values(self) -> dict[str, Scalar]:
+        """What the study itself says, by dotted path: every value that a trial could replace."""
+        sections = dataclasses.asdict(self.study)
+        searchable = {name: sections[name] for name in ("model", "data", "training", "layout")}
+        return {
+            ".".join(key): value
+            for key, value in _leaves(searchable)
+            if isinstance(value, bool | int | float | str)
+        }
 
     def at(self, point: Point) -> Study:
         """The study of one trial: this one with the point's values replaced.
@@ -172,8 +277,10 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
     _validate(content, path, text)
     content = _replaced(content, overrides or {})
     file = StudyFile(path, text, content, _validate(content, path, text))
-    for dotted, dimension in file.study.search.space.items():
+    for dotted in file.study.search.space:
         _check_path(file, dotted)
+    _check_space(file)
+    for dotted, dimension in file.study.search.space.items():
         _check_ends(file, dotted, dimension)
     return file
 
@@ -222,12 +329,34 @@ def _check_path(file: StudyFile, dotted: str) -> None:
         walked.append(name)
 
 
+def _check_space(file: StudyFile) -> None:
+    """Dimensions, constraints and first points must go together, and leave at least one point."""
+    try:
+        space = file.space
+        space.check()
+    except SpaceError as error:
+        raise N3LOError(f"{file.where(*error.key)}{error}") from None
+    try:
+        space.sample(np.random.default_rng(0))
+    except N3LOError as error:
+        raise N3LOError(f"{file.where('search', 'constraints')}{error}") from None
+    for number, point in enumerate(file.study.search.first_points, start=1):
+        reason = space.why_not(point)
+        if reason is not None:
+            where = file.where("search", "first_points") + "search.first_points"
+            raise N3LOError(f"{where}: point {number}: {reason}")
+
+
 def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
     """The study must be valid at each end of a dimension, or trials would fail on the way."""
-    ends = dimension.values if isinstance(dimension, Choice) else [dimension.low, dimension.high]
+    if isinstance(dimension, Choice | Ordinal):
+        ends = dimension.values
+    else:
+        ends = [dimension.low, dimension.high]
+    above = file.space.reached(dotted) or {}  # where it is active
     for value in ends:
         try:
-            file.at({dotted: value})
+            file.at({**above, dotted: value})
         except N3LOError as error:
             reason = str(error).split(": ", 1)[-1]
             where = file.where("search", "space", dotted) + "search.space"
@@ -261,6 +390,14 @@ def _leaves(
 
 _STUDY: TypeAdapter[Study] = TypeAdapter(Study)
 
+_TYPES = "'real', 'int', 'choice', 'ordinal'"
+
+# What pydantic puts between the keys of a value that may be of several types.
+_TAGS = {
+    *("real", "int", "choice", "ordinal", "bool", "float", "str"),
+    *("list[str]", "dict[str,str]", "Model"),
+}
+
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -276,44 +413,55 @@ _WANTED = {
 def _explain(error: ErrorDetails, path: Path, text: str) -> str:
     """One line for a pydantic error: file, line, key, value, and what was wanted."""
     location = tuple(str(part) for part in error["loc"])
-    tags = {"real", "int", "choice", "str", "list[str]", "dict[str,str]", "Model"}
-    key = tuple(part for i, part in enumerate(location) if i == 0 or part not in tags)
-    dotted = ".".join(f'"{part}"' if "." in part else part for part in key)
+    key = tuple(part for i, part in enumerate(location) if i == 0 or part not in _TAGS)
+    dotted = _dotted(key)
     where = _where(path, text, key)
     kind, value = error["type"], error["input"]
     if kind == "unexpected_keyword_argument":
         known = _known_keys(key[:-1])
         near = difflib.get_close_matches(key[-1], known, 1)
         said = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
-        section = ".".join(key[:-1])
+        section = _dotted(key[:-1])
         return f"{where}{section + ': ' if section else ''}unknown key '{key[-1]}'; {said}"
     if kind in ("missing", "missing_argument"):
         return f"{where}{dotted} is missing"
     if kind == "value_error":
         said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        inner = said.partition(":")[0].split(".")  # checks of a whole section begin with the key
+        where = _where(path, text, (*key, *inner))
         return f"{where}{dotted + ': ' if dotted else ''}{said}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         given = value.get("type") if isinstance(value, dict) else value
-        return f"{where}{dotted}: type {given!r} is none of 'real', 'int', 'choice'"
+        return f"{where}{dotted}: type {given!r} is none of {_TYPES}"
     if kind == "literal_error":
         expected = error["ctx"]["expected"].replace(" or ", ", ")
         return f"{where}{dotted}: {value!r} is none of {expected}"
+    if location[-1:] == ("bool",):  # the first of a scalar's types
+        return f"{where}{dotted}: {value!r} is not a number, a text, true or false"
     if kind in _WANTED:
         shown = json.dumps(value) if isinstance(value, str | bool) else repr(value)
         return f"{where}{dotted}: {shown} is not {_WANTED[kind]}"
     return f"{where}{dotted}: {value!r}: {error['msg']}"
 
 
+def _dotted(key: tuple[str, ...]) -> str:
+    """A key as TOML writes it."""
+    return ".".join(f'"{part}"' if "." in part else part for part in key)
+
+
 def _known_keys(key: tuple[str, ...]) -> list[str]:
     """The keys of the section at `key`, for suggestions."""
+    if key[:2] == ("search", "space"):
+        return ["type", "low", "high", "log", "num", "values", "when"]
     section: Any = Study
-    for i, part in enumerate(key):
-        if key[:i] == ("search", "space"):
-            return ["type", "low", "high", "log", "num", "values"]
-        section = get_type_hints(section).get(part)
+    for part in key:
+        if get_origin(section) is list:  # `part` is the place in it
+            [section] = get_args(section)
+        else:
+            section = get_type_hints(section).get(part)
         if isinstance(section, types.UnionType):
             section = next(arg for arg in get_args(section) if arg is not type(None))
-        if not dataclasses.is_dataclass(section):
+        if not dataclasses.is_dataclass(section) and get_origin(section) is not list:
             return []
     return [field.name for field in dataclasses.fields(section)]
 

@@ -8,26 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from apps.contract import N3LOError
-from workflow.search.base import Goal, Observation, Search
-from workflow.space import Space
+from workflow.search.base import Goal, Observation, Problem, Proposal, Search
 
-__all__ = ["METHODS", "Goal", "Observation", "Search", "create"]
+__all__ = ["METHODS", "Goal", "Observation", "Problem", "Proposal", "Search", "create"]
 
 # Where each class is. Imported when asked for: scikit-learn alone takes seconds to import.
 METHODS = {
-    "random": "workflow.search.random_search:RandomSearch",
-    "grid": "workflow.search.grid:GridSearch",
     "bayesian": "workflow.search.bayesian:BayesianSearch",
+    "multi": "workflow.search.multi:MultiObjectiveSearch",
+    "skopt": "workflow.search.scikit:ScikitSearch",
+    "optuna": "workflow.search.optuna_engine:OptunaSearch",
+    "evolution": "workflow.search.evolution:EvolutionSearch",
+    "population": "workflow.search.population:PopulationSearch",
+    "halving": "workflow.search.halving:HalvingSearch",
+    "constructive": "workflow.search.constructive:ConstructiveSearch",
+    "grid": "workflow.search.grid:GridSearch",
+    "random": "workflow.search.random_search:RandomSearch",
+    "sobol": "workflow.search.sobol:SobolSearch",
 }
 
 
-def create(
-    method: str,
-    space: Space,
-    goal: Goal,
-    options: Mapping[str, Any],
-    seed: int,
-) -> Search:
+def create(method: str, problem: Problem, options: Mapping[str, Any]) -> Search:
     """The search of that name; see `Search` for the rest.
 
     Raises:
@@ -39,5 +40,5 @@ def create(
         raise N3LOError(
             f"search.method: unknown method '{method}'; there are: {', '.join(METHODS)}{hint}"
         )
-    search: Search = pkgutil.resolve_name(METHODS[method])(space, goal, options, seed)
+    search: Search = pkgutil.resolve_name(METHODS[method])(problem, options)
     return search

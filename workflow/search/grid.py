@@ -6,11 +6,11 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from workflow.search.base import Observation, Search
+from workflow.search.base import Observation, PointSearch
 from workflow.space import Point
 
 
-class GridSearch(Search):
+class GridSearch(PointSearch):
     """The points of the space's grid, in order; it ends when the grid does."""
 
     name = "grid"

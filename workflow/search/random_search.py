@@ -6,11 +6,11 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from workflow.search.base import Observation, Search, draw
+from workflow.search.base import Observation, PointSearch, draw
 from workflow.space import Point
 
 
-class RandomSearch(Search):
+class RandomSearch(PointSearch):
     """Independent draws from the space."""
 
     name = "random"
