@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from apps.contract import TrainTask
-from apps.data import prepare
+from apps.data import prepare, validates
 from workflow.ledger import Ledger
 
 
@@ -33,7 +33,7 @@ def logistic_regression(task_file: Path) -> list[float]:
     features, labels = _features(task.data.files)
     accuracies = []
     for fold in range(task.data.folds):
-        is_val = fold_of_event == fold
+        is_val = validates(fold_of_event, fold)
         model = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=200))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
