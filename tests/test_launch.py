@@ -112,6 +112,13 @@ def test_without_a_reason_the_exit_status_and_the_last_words_are_given(tmp_path)
     assert failure == Failure(reason="exit", message="exit status 7: no space on device")
 
 
+def test_an_mpirun_that_could_not_start_is_lost_and_so_tried_again(tmp_path):
+    said = "echo 'The PMIx server'\"'\"'s listener thread failed to start. We cannot' >&2"
+    failure = failure_of(make_task(), tmp_path, f"{said}; echo 'continue.' >&2; exit 213")
+    assert failure.reason == "lost"
+    assert failure_of(make_task(), tmp_path, "exit 3").reason == "exit"  # of its own attempt alone
+
+
 def test_a_killed_rank_is_told_from_a_failed_one(tmp_path):
     failure = failure_of(make_task(), tmp_path, "kill -9 $$")
     assert failure.reason == "killed"

@@ -463,6 +463,49 @@ def test_bayesian_spreads_parallel_trials() -> None:
     assert min(gaps) > 1e-3
 
 
+LINE = Space({"x": Real(low=0, high=1)})
+
+
+def parabola_with_luck(num: int, noise: float | None) -> list[Observation]:
+    """Trials of (x - 0.3)^2, of which the one at 0.9 had luck: it has the best value by 0.1."""
+    xs = [0.9, *np.linspace(0, 1, num - 1).tolist()]
+    values = [-0.1, *((x - 0.3) ** 2 for x in xs[1:])]
+    return [
+        Observation(Proposal({"x": x}), value, noise) for x, value in zip(xs, values, strict=True)
+    ]
+
+
+def test_bayesian_recommends_no_trial_for_its_luck() -> None:
+    search = create("bayesian", Problem(LINE), {})
+    chosen = search.recommend(parabola_with_luck(16, noise=0.2))
+    assert chosen is not None
+    assert abs(float(chosen.point["x"]) - 0.3) < 0.15
+
+
+@pytest.mark.parametrize(("num", "noise"), [(16, None), (7, 0.2)], ids=["no noise", "few trials"])
+def test_bayesian_recommends_the_best_score_where_it_cannot_tell(
+    num: int, noise: float | None
+) -> None:
+    history = parabola_with_luck(num, noise)
+    assert create("bayesian", Problem(LINE), {}).recommend(history) is history[0]
+
+
+def test_a_cost_aware_search_prefers_what_is_cheap() -> None:
+    """The value depends on y alone; what a trial costs rises with x, from 1 to 1000."""
+
+    def mean_x(is_aware: bool) -> float:
+        search = create("bayesian", Problem(SQUARE), {"cost_aware": is_aware, "num_initial": 6})
+        history: list[Observation] = []
+        for number in range(20):
+            [proposal] = search.propose(history, [], 1, rng_of(number))
+            x, y = (float(proposal.point[path]) for path in ("x", "y"))
+            seen = replace(proposal, number=number)
+            history.append(Observation(seen, (y - 0.2) ** 2, cost=10 ** (1.5 * (x + 1))))
+        return float(np.mean([float(seen.point["x"]) for seen in history[6:]]))
+
+    assert mean_x(True) < -0.6 < mean_x(False)
+
+
 # skopt, optuna
 
 

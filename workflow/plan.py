@@ -66,7 +66,7 @@ class Planner:
         Only new points are replaced, no promotions. Values that the user left out are the
         proposal's own, or random where those do not go together.
         """
-        if proposal.parent is not None or "promoted_from" in proposal.tags:
+        if not proposal.is_new:
             return proposal
         known = [each.point for each in others]
         space = self.file.space

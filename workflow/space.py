@@ -29,7 +29,7 @@ Unit: TypeAlias = NDArray[np.float64]  # (D,), in [0, 1): one coordinate a dimen
 _Key: TypeAlias = tuple[type, Scalar]  # of a value: True, 1 and 1.0 are different
 
 NUM_DRAWS = 10_000  # points that `sample` draws until one satisfies the constraints
-NUM_LISTED = 100_000  # a space of so many points is listed when no draw does
+NUM_LISTED = 100_000  # points that a space may have to be looked through for the few that are left
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from apps.contract import N3LOError, Plain
-from workflow.space import Point, Space
+from workflow.space import NUM_LISTED, Point, Space
 
 logger = logging.getLogger(__name__)
 
 Goal = Literal["min", "max"]
-
-MOST_LISTED = 100_000  # points of a finite space that are looked through for what is left
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,11 @@ class Proposal:
     parent: int | None = None  # the trial from whose last state its folds go on
     tags: Mapping[str, int] = field(default_factory=dict)  # the method's own: rung, generation, ...
     number: int | None = None  # of the trial; the driver gives it
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its point is the search's free choice, not that of a trial that it promotes."""
+        return self.parent is None and "promoted_from" not in self.tags
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ def draw(space: Space, taken: Set[str], rng: np.random.Generator, num: int = 1) 
         identity = space.identity(point)
         if identity not in taken:
             fresh[identity] = point
-    if space.size <= MOST_LISTED:  # nearly exhausted: look for what is left instead of guessing
+    if space.size <= NUM_LISTED:  # nearly exhausted: look for what is left instead of guessing
         left = [p for p in space.points() if space.identity(p) not in taken | fresh.keys()]
         fresh |= {space.identity(left[i]): left[i] for i in rng.permutation(len(left))}
     return list(fresh.values())[:num]

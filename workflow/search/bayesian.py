@@ -24,6 +24,7 @@ from workflow.space import Choice, Point, Real, Space
 
 NUM_FAR, NUM_NEAR = 500, 100  # candidates: anywhere, and around the best points seen
 NUM_BEST = 5
+NUM_TO_JUDGE = 8  # trials a dimension before a prediction counts more than a score
 NUM_STARTS = 4  # of the candidates, from which the acquisition is climbed
 # A choice's length-scale is shorter: seeing one value tells little of another, so that none is
 # given up early.
@@ -65,10 +66,14 @@ class BayesianSearch(PointSearch):
         self.codec = Codec(self.space)
 
     def recommend(self, history: Sequence[Observation]) -> Observation | None:
-        """The trial with the best predicted value, which forgives luck."""
+        """The trial with the best predicted value, which forgives luck.
+
+        With few trials a dimension the model knows less than the folds do: the best score then.
+        """
         seen = [each for each in history if self.space.contains(each.point)]
         finite = [each for each in seen if math.isfinite(self.cost(each))]
-        if len(finite) < 3 or all(each.noise is None for each in finite):
+        is_early = len(finite) < NUM_TO_JUDGE * len(self.space.dimensions)
+        if is_early or all(each.noise is None for each in finite):
             return super().recommend(history)
         model, _ = self._model(seen, np.random.default_rng(self.problem.seed))
         predicted, _ = model.predict(self.codec.columns(self._unit([o.point for o in finite])))
