@@ -10,7 +10,7 @@ import difflib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -115,13 +115,26 @@ class Search(ABC):
             return math.inf
         return seen.value if self.problem.goal == "min" else -seen.value
 
-    def option(self, name: str, default: Any, *, low: float = -math.inf, high: float = math.inf):  # type: ignore[no-untyped-def]
-        """An option's value, in its range.
+    def option(
+        self,
+        name: str,
+        default: Any,
+        *,
+        low: float = -math.inf,
+        high: float = math.inf,
+        among: Collection[str] = (),
+    ) -> Any:
+        """An option's value.
 
         Raises:
-            N3LOError: it is not in [low, high].
+            N3LOError: it is not in [low, high], or none of the words in `among`.
         """
         value = self.options.get(name, default)
+        if among and value not in among:
+            raise N3LOError(
+                f"search.options.{name}: unknown {name} '{value}'; there are: "
+                f"{', '.join(among)}{_did_you_mean(value, among)}"
+            )
         if isinstance(value, int | float) and not low <= value <= high:
             wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
             raise N3LOError(f"search.options.{name}: {value} is not {wanted}")
@@ -129,11 +142,9 @@ class Search(ABC):
 
     def _checked(self, option: str, value: Any) -> Any:
         if option not in self.knows:
-            near = difflib.get_close_matches(option, self.knows, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
             raise N3LOError(
-                f"search.options: unknown option '{option}' of '{self.name}'; "
-                f"it knows: {', '.join(self.knows) or 'none'}{hint}"
+                f"search.options: unknown option '{option}' of '{self.name}'; it knows: "
+                f"{', '.join(self.knows) or 'none'}{_did_you_mean(option, self.knows)}"
             )
         kind = self.knows[option]
         if kind is float and type(value) is int:
@@ -199,6 +210,13 @@ class PointSearch(Search):
         rng: np.random.Generator,
     ) -> Point | None:
         """One point of the space whose identity is not in `taken`; None if there is none."""
+
+
+def _did_you_mean(word: str, known: Collection[str]) -> str:
+    """The end of a line about a word that is not known; the case of letters does not matter."""
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
 
 
 def draw(space: Space, taken: Set[str], rng: np.random.Generator, num: int = 1) -> list[Point]:

@@ -16,7 +16,7 @@ import numpy as np
 from apps.contract import N3LOError
 from workflow.search import create
 from workflow.search.base import Observation, Problem, Proposal, Search
-from workflow.search.halving import PROPOSERS, check_word
+from workflow.search.halving import PROPOSERS
 from workflow.space import Choice, Dimension, Point, Real, Scalar, Space
 
 
@@ -58,8 +58,7 @@ class ConstructiveSearch(Search):
         super().__init__(problem, options)
         self.per_layer: int = self.option("per_layer", 8, low=1)
         self.min_gain: float = self.option("min_gain", 0.0, low=0.0)
-        self.proposer: str = self.option("proposer", PROPOSERS[0])
-        check_word("proposer", self.proposer, PROPOSERS)
+        self.proposer: str = self.option("proposer", PROPOSERS[0], among=PROPOSERS)
         for option, example in (("depth", "'model.args.depth'"), ("sizes", "['model.args.size']")):
             if option not in self.options:
                 raise N3LOError(f"search.options.{option}: is needed, as in {option} = {example}")

@@ -6,7 +6,6 @@ arXiv:1810.05934, Algorithm 2).
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,10 +71,8 @@ class HalvingSearch(Search):
     def __init__(self, problem: Problem, options: Mapping[str, Any]) -> None:
         super().__init__(problem, options)
         self.eta: int = self.option("eta", 3, low=2)
-        self.proposer: str = self.option("proposer", PROPOSERS[0])
-        check_word("proposer", self.proposer, PROPOSERS)
-        self.resource: str = self.option("resource", "epochs")
-        check_word("resource", self.resource, tuple(RESOURCES))
+        self.proposer: str = self.option("proposer", PROPOSERS[0], among=PROPOSERS)
+        self.resource: str = self.option("resource", "epochs", among=RESOURCES)
         self.path = RESOURCES[self.resource]
         self.continues = self.resource == "epochs"
         if self.path in self.space.dimensions:
@@ -268,20 +265,6 @@ class State:
     pending: Sequence[Proposal]
     num_left: int  # trials of the budget
     is_reached: bool  # a trial has succeeded on the top rung
-
-
-def check_word(option: str, word: str, known: Sequence[str]) -> None:
-    """
-    Raises:
-        N3LOError: the option is none of the known words.
-    """
-    if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise N3LOError(
-            f"search.options.{option}: unknown {option} '{word}'; there are: "
-            f"{', '.join(known)}{hint}"
-        )
 
 
 def _rung(proposal: Proposal) -> int:

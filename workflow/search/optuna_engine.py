@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -41,14 +40,7 @@ class OptunaSearch(PointSearch):
 
     def __init__(self, problem: Problem, options: Mapping[str, Any]) -> None:
         super().__init__(problem, options)
-        self.sampler: str = self.option("sampler", "tpe")
-        if self.sampler not in SAMPLERS:
-            near = difflib.get_close_matches(self.sampler, SAMPLERS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise N3LOError(
-                f"search.options.sampler: unknown sampler '{self.sampler}'; "
-                f"there are: {', '.join(SAMPLERS)}{hint}"
-            )
+        self.sampler: str = self.option("sampler", "tpe", among=SAMPLERS)
         if self.sampler == "cmaes" and len(problem.goals) > 1:
             raise N3LOError("search.options.sampler: 'cmaes' has one goal; for more take 'nsga2'")
         self._optuna = _optuna(self.sampler)

@@ -6,7 +6,6 @@ suggest a point again, and knows no conditions or constraints.
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import math
 import warnings
@@ -49,19 +48,12 @@ class ScikitSearch(PointSearch):
 
     def __init__(self, problem: Problem, options: Mapping[str, Any]) -> None:
         super().__init__(problem, options)
-        self.engine: str = self.option("engine", ENGINES[0])
-        if self.engine in BROKEN:
+        if self.options.get("engine") in BROKEN:
             raise N3LOError(
-                f"search.options.engine: '{self.engine}' of scikit-optimize is broken with "
-                f"scikit-learn >= 1.6; there are: {', '.join(ENGINES)}"
+                f"search.options.engine: '{self.options['engine']}' of scikit-optimize is broken "
+                f"with scikit-learn >= 1.6; there are: {', '.join(ENGINES)}"
             )
-        if self.engine not in ENGINES:
-            near = difflib.get_close_matches(self.engine.upper(), ENGINES, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise N3LOError(
-                f"search.options.engine: unknown engine '{self.engine}'; "
-                f"there are: {', '.join(ENGINES)}{hint}"
-            )
+        self.engine: str = self.option("engine", ENGINES[0], among=ENGINES)
         self.num_initial: int = self.option("num_initial", len(self.space.dimensions) + 1, low=1)
         self._skopt = _skopt()
 
