@@ -294,7 +294,7 @@ def test_rows_from_a_wider_space_are_left_out(case: Case) -> None:
 class Broken(PointSearch):
     name = "broken"
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

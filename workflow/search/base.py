@@ -86,7 +86,6 @@ class Search(ABC):
         self.space = problem.space
         self.options = {name: self._checked(name, value) for name, value in options.items()}
 
-    @abstractmethod
     def propose(
         self,
         history: Sequence[Observation],
@@ -103,6 +102,22 @@ class Search(ABC):
             history: the trials that ended, by number.
             pending: the trials that have not.
         """
+        proposals: list[Proposal] = []
+        for _ in range(num):
+            proposal = self._next(history, [*pending, *proposals], rng)
+            if proposal is None:
+                break
+            proposals.append(proposal)
+        return proposals
+
+    @abstractmethod
+    def _next(
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Proposal],
+        rng: np.random.Generator,
+    ) -> Proposal | None:
+        """One proposal; None if there is none now."""
 
     def recommend(self, history: Sequence[Observation]) -> Observation | None:
         """The trial to take in the end; None if none succeeded."""
@@ -159,25 +174,18 @@ class PointSearch(Search):
 
     _warned = False
 
-    def propose(
+    def _next(
         self,
         history: Sequence[Observation],
         pending: Sequence[Proposal],
-        num: int,
         rng: np.random.Generator,
-    ) -> list[Proposal]:
+    ) -> Proposal | None:
         # Rows from before the study's space was narrowed say nothing about this one.
         history = [seen for seen in history if self.space.contains(seen.point)]
         busy = [each.point for each in pending if self.space.contains(each.point)]
         taken = {self.space.identity(point) for point in [*busy, *(o.point for o in history)]}
-        proposals: list[Proposal] = []
-        for _ in range(num):
-            point = self._safely(history, [*busy, *(p.point for p in proposals)], taken, rng)
-            if point is None:
-                break
-            proposals.append(Proposal(point))
-            taken.add(self.space.identity(point))
-        return proposals
+        point = self._safely(history, busy, taken, rng)
+        return None if point is None else Proposal(point)
 
     def _safely(
         self,
@@ -186,9 +194,9 @@ class PointSearch(Search):
         taken: Set[str],
         rng: np.random.Generator,
     ) -> Point | None:
-        """What `_next` gives, or a random point if it raises: an engine's fault ends no study."""
+        """What `_point` gives, or a random one if it raises: an engine's fault ends no study."""
         try:
-            return self._next(history, pending, taken, rng)
+            return self._point(history, pending, taken, rng)
         except Exception as error:  # noqa: BLE001  libraries raise what they like
             if not self._warned:
                 logger.warning(
@@ -202,7 +210,7 @@ class PointSearch(Search):
             return next(iter(draw(self.space, taken, rng)), None)
 
     @abstractmethod
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

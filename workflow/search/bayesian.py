@@ -79,7 +79,7 @@ class BayesianSearch(PointSearch):
         predicted, _ = model.predict(self.codec.columns(self._unit([o.point for o in finite])))
         return finite[int(np.argmin(predicted))]
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

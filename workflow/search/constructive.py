@@ -69,27 +69,6 @@ class ConstructiveSearch(Search):
             self._levels("sizes", path)
         self._check_sizes()
 
-    def propose(
-        self,
-        history: Sequence[Observation],
-        pending: Sequence[Proposal],
-        num: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        # Rows from before the study's space was narrowed say nothing about this one.
-        history = [
-            replace(seen, proposal=replace(seen.proposal, point=self._plain(seen.point)))
-            for seen in history
-            if self.space.contains(seen.point)
-        ]
-        proposals: list[Proposal] = []
-        for _ in range(num):
-            proposal = self._next(history, [*pending, *proposals], rng)
-            if proposal is None:
-                break
-            proposals.append(proposal)
-        return proposals
-
     def stage(self, depth: int, best: Point | None) -> Space:
         """What is searched at that depth: dimensions that are not have one value.
 
@@ -112,9 +91,18 @@ class ConstructiveSearch(Search):
         return replace(self.space, dimensions=dimensions)
 
     def _next(
-        self, history: Sequence[Observation], pending: Sequence[Proposal], rng: np.random.Generator
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Proposal],
+        rng: np.random.Generator,
     ) -> Proposal | None:
         """The next trial; None to wait for the stage's end or, with none pending, at the end."""
+        # Rows from before the study's space was narrowed say nothing about this one.
+        history = [
+            replace(seen, proposal=replace(seen.proposal, point=self._plain(seen.point)))
+            for seen in history
+            if self.space.contains(seen.point)
+        ]
         layers = [each.tags["layer"] for each in _known(history, pending) if "layer" in each.tags]
         layer = max(layers, default=self.depths[0])
         before = self._best([o for o in history if o.proposal.tags.get("layer", layer) < layer])

@@ -74,30 +74,23 @@ class EvolutionSearch(Search):
         self.mutation_rate: float = self.option("mutation_rate", 0.5, low=0.0, high=1.0)
         self.steady_state: bool = self.option("steady_state", False)
 
-    def propose(
+    def _next(
         self,
         history: Sequence[Observation],
         pending: Sequence[Proposal],
-        num: int,
         rng: np.random.Generator,
-    ) -> list[Proposal]:
+    ) -> Proposal | None:
         # Rows from before the study's space was narrowed say nothing about this one.
         history = [seen for seen in history if self.space.contains(seen.point)]
         pending = [each for each in pending if self.space.contains(each.point)]
         known = [*(seen.proposal for seen in history), *pending]
         taken = {self.space.identity(each.point) for each in known}
-        proposals: list[Proposal] = []
-        for _ in range(num):
-            generation = self._generation(history, [*pending, *proposals])
-            if generation is None:
-                break
-            parents = [history[index].point for index in self._parents(history, generation)]
-            point = self._child(parents, generation, taken, rng)
-            if point is None:
-                break
-            proposals.append(Proposal(point, tags={"generation": generation}))
-            taken.add(self.space.identity(point))
-        return proposals
+        generation = self._generation(history, pending)
+        if generation is None:
+            return None
+        parents = [history[index].point for index in self._parents(history, generation)]
+        point = self._child(parents, generation, taken, rng)
+        return None if point is None else Proposal(point, tags={"generation": generation})
 
     @property
     def num_generations(self) -> int:

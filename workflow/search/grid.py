@@ -15,7 +15,7 @@ class GridSearch(PointSearch):
 
     name = "grid"
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

@@ -81,21 +81,6 @@ class HalvingSearch(Search):
         self.top = len(self.budgets) - 1
         self.brackets: int = self.option("brackets", 1, low=1, high=self.top + 1)
 
-    def propose(
-        self,
-        history: Sequence[Observation],
-        pending: Sequence[Proposal],
-        num: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        for _ in range(num):
-            proposal = self._next(history, self._state(history, [*pending, *proposals]), rng)
-            if proposal is None:
-                break
-            proposals.append(proposal)
-        return proposals
-
     def _budgets(self) -> list[int] | list[float]:
         """Of the rungs, rising: epochs, or fractions of the training events.
 
@@ -142,9 +127,13 @@ class HalvingSearch(Search):
         )
 
     def _next(
-        self, history: Sequence[Observation], state: State, rng: np.random.Generator
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Proposal],
+        rng: np.random.Generator,
     ) -> Proposal | None:
         """The next trial; None to wait for a pending one or, with none pending, at the end."""
+        state = self._state(history, pending)
         if state.num_left < 1:
             return None
         if state.num_left <= self._num_kept(state):

@@ -45,7 +45,7 @@ class OptunaSearch(PointSearch):
             raise N3LOError("search.options.sampler: 'cmaes' has one goal; for more take 'nsga2'")
         self._optuna = _optuna(self.sampler)
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

@@ -72,25 +72,6 @@ class PopulationSearch(Search):
         self.tuned = [path for path in self.space.dimensions if path.startswith(TUNED)]
         self._check()
 
-    def propose(
-        self,
-        history: Sequence[Observation],
-        pending: Sequence[Proposal],
-        num: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        # Rows from before the study's space was narrowed say nothing about this one, nor do those
-        # of a warm start about what a member does.
-        ended = [seen for seen in history if "member" in seen.proposal.tags]
-        ended = [seen for seen in ended if self.space.contains(seen.point)]
-        proposals: list[Proposal] = []
-        for _ in range(num):
-            proposal = self._next(ended, [*pending, *proposals], rng)
-            if proposal is None:
-                break
-            proposals.append(proposal)
-        return proposals
-
     def _check(self) -> None:
         """
         Raises:
@@ -124,8 +105,15 @@ class PopulationSearch(Search):
         return math.floor(self.quantile * num_members + 1e-9)
 
     def _next(
-        self, ended: Sequence[Observation], pending: Sequence[Proposal], rng: np.random.Generator
+        self,
+        history: Sequence[Observation],
+        pending: Sequence[Proposal],
+        rng: np.random.Generator,
     ) -> Proposal | None:
+        # Rows from before the study's space was narrowed say nothing about this one, nor do those
+        # of a warm start about what a member does.
+        ended = [seen for seen in history if "member" in seen.proposal.tags]
+        ended = [seen for seen in ended if self.space.contains(seen.point)]
         known = [*(seen.proposal for seen in ended), *pending]
         born = {proposal.tags.get("member") for proposal in known}
         unborn = next((m for m in range(self.population) if m not in born), None)

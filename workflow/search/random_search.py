@@ -15,7 +15,7 @@ class RandomSearch(PointSearch):
 
     name = "random"
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

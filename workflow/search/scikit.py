@@ -57,7 +57,7 @@ class ScikitSearch(PointSearch):
         self.num_initial: int = self.option("num_initial", len(self.space.dimensions) + 1, low=1)
         self._skopt = _skopt()
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],

@@ -18,7 +18,7 @@ class SobolSearch(PointSearch):
 
     name = "sobol"
 
-    def _next(
+    def _point(
         self,
         history: Sequence[Observation],
         pending: Sequence[Point],
