@@ -17,6 +17,7 @@ from workflow.plan import Planner, fitted, search_rng
 from workflow.racing import hopeless
 from workflow.search.base import Observation, Search
 from workflow.stop import reason_to_stop
+from workflow.study import Search as SearchSection
 from workflow.tasks import Engine, Outcome
 
 # Attempts at a task in one session where it is not the training's fault that it ended. Each goes
@@ -64,7 +65,7 @@ class Campaign:
             self.console.refresh(self.ledger)
 
     @property
-    def settings(self):  # type: ignore[no-untyped-def]
+    def settings(self) -> SearchSection:
         return self.planner.file.study.search
 
     # -- trials ------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Campaign:
                 message = f"t{parent:03d}, from which it goes on, has no state"
                 self.ledger.record_orphaned(trial, message)
             return
-        tasks = self._tasks(trial)
+        tasks = self.planner.known_tasks(self.ledger, trial)
         # What was dropped stays so, unless it was because of a fold that failed and runs again.
         stay = () if state.status == "failed" else ("dropped",)
         of_status = {task.fold: state.tasks[task.fold].status for task in tasks}
@@ -155,14 +156,6 @@ class Campaign:
         racing = self.settings.racing
         for _ in range(len(tasks) if racing is None else racing.min_folds - len(known)):
             self._submit_next_fold(trial)
-
-    def _tasks(self, trial: int) -> list[TrainTask]:
-        return self.planner.tasks(
-            self.ledger.trials_by_number[trial].proposal,
-            self.ledger.root(trial),
-            self.ledger.starts(trial),
-            self.ledger.trials_by_number[trial].keep_state,
-        )
 
     def _submit_next_fold(self, trial: int) -> None:
         if self.folds[trial]:
@@ -193,6 +186,7 @@ class Campaign:
         left = self.folds[trial]
         if not left or any(task.trial == trial for task, _ in self.running.values()):
             return
+        assert self.settings.racing is not None  # without, all folds start at once
         why = hopeless(trial, self.ledger, self.settings.racing)
         if why is None:
             self._submit_next_fold(trial)

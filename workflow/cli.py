@@ -182,7 +182,7 @@ def _report(options: argparse.Namespace) -> int:
     file, out = _study(options), console.terminal()
     ledger, study = session.open_ledger(file, options.runs)
     report.print_report(ledger, study, out)
-    session.print_recommended(file, ledger, out)
+    session.print_recommended(session.make_search(file), file, ledger, out)
     return 0
 
 

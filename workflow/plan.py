@@ -11,6 +11,7 @@ import numpy as np
 
 from apps.contract import Fingerprint, Layout, Start, TrainTask
 from sites.launchers import Shape
+from workflow.ledger import Ledger
 from workflow.search.base import Observation, Proposal
 from workflow.space import Choice, Ordinal
 from workflow.study import Study, StudyFile
@@ -53,6 +54,13 @@ class Planner:
             )
             for fold in range(study.data.folds)
         ]
+
+    def known_tasks(self, ledger: Ledger, trial: int) -> list[TrainTask]:
+        """The tasks of a trial that is in the ledger."""
+        state = ledger.trials_by_number[trial]
+        return self.tasks(
+            state.proposal, ledger.root(trial), ledger.starts(trial), state.keep_state
+        )
 
     def base_task(self) -> TrainTask:
         """A task of the study as it stands in the file, for a look at it before anything runs."""

@@ -30,7 +30,6 @@ from workflow.study import Study, StudyFile, load
 from workflow.tasks import EngineError, engine
 
 PLANNED_TRIALS = 3  # shown in full by `plan`
-CONTINUING = ("halving", "population")  # methods whose options say what a trial's budget means
 
 
 def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None) -> int:
@@ -59,7 +58,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         preflight.remember(checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
-        _check_options(ledger, file)
+        _check_options(ledger, file, search)
         _start_session(ledger, planner, site)
         aside = set_aside(ledger, file)
         _forget(rerun or [], ledger, planner, results)
@@ -82,7 +81,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
                 f"the task engine broke down: {error}; the same command goes on"
             ) from None
         report.print_best(ledger, study, out)
-        print_recommended(file, ledger, out)
+        print_recommended(search, file, ledger, out)
         out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
         failed = sum(
             task.status == "failed"
@@ -148,7 +147,7 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     for trial in [*counted, *range(first_new, first_new + num_new)]:
         if trial in ledger.trials_by_number:
             proposal = ledger.trials_by_number[trial].proposal
-            root, starts = ledger.root(trial), ledger.starts(trial)
+            tasks = planner.known_tasks(ledger, trial)
         else:
             rng = plan.search_rng(study.seed, trial)
             proposed = search.propose([*warm.trials, *history], pending, 1, rng)
@@ -157,9 +156,9 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
             proposal = planner.with_first_point(proposed[0], [*history, *pending], rng)
             proposal = dataclasses.replace(proposal, number=trial)
             pending.append(proposal)
-            root, starts = trial, {}
+            tasks = planner.tasks(proposal)
         out.print(f"t{trial:03d}: {proposal.point}{_said(proposal)}")
-        for task in planner.tasks(proposal, root, starts, search.continues):
+        for task in tasks:
             paths = TaskPaths((runs / study.name / task.id).resolve())
             line = training_line(site.command(plan.shape_of(task.layout)), paths)
             out.print(f"  {task.id}: {shlex.join(line)}", soft_wrap=True)
@@ -288,16 +287,16 @@ def _outside(ledger: Ledger, file: StudyFile) -> list[int]:
     ]
 
 
-def _check_options(ledger: Ledger, file: StudyFile) -> None:
-    """A method whose trials go on from each other cannot change what their budgets mean.
+def _check_options(ledger: Ledger, file: StudyFile, search: Search) -> None:
+    """What the budgets of earlier trials mean cannot change under them.
 
     Raises:
         N3LOError: its options are not those of the study's earlier starts.
     """
     now = file.study.search
-    for session in ledger.sessions:
-        same_method = session.get("method") == now.method
-        if same_method and now.method in CONTINUING and session["options"] != now.options:
+    earlier = [row for row in ledger.sessions if row.get("method") == now.method]
+    for session in earlier if search.gives_budgets else []:
+        if session["options"] != now.options:
             raise N3LOError(
                 f"{file.where('search', 'options')}search.options: this study began '{now.method}' "
                 f"with {session['options']}; with others, give it another name"
@@ -317,9 +316,8 @@ def set_aside(ledger: Ledger, file: StudyFile) -> list[str]:
     ]
 
 
-def print_recommended(file: StudyFile, ledger: Ledger, out: Terminal) -> None:
+def print_recommended(search: Search, file: StudyFile, ledger: Ledger, out: Terminal) -> None:
     """Where the folds' noise lets another trial look better than the one with the best score."""
-    search = make_search(file)
     known, _ = plan.fitted(file, *ledger.known())
     done = [n for n, trial in ledger.trials_by_number.items() if trial.status == "done"]
     history = [each for each in known if each.proposal.number in done]
@@ -375,10 +373,7 @@ def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: Result
             there = f"{known[0]} to {known[-1]}" if known else "none"
             raise N3LOError(f"--trial {trial}: no such trial in the ledger and budget: {there}")
     for trial in trials:
-        state = ledger.trials_by_number[trial]
-        for task in planner.tasks(
-            state.proposal, ledger.root(trial), ledger.starts(trial), state.keep_state
-        ):
+        for task in planner.known_tasks(ledger, trial):
             results.forget(task.key())
             paths = TaskPaths(ledger.folder / task.id)
             for own in (paths.result, paths.state):

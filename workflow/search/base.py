@@ -76,6 +76,7 @@ class Search(ABC):
     name: ClassVar[str]
     knows: ClassVar[Mapping[str, type]] = {}  # its options and their types
     continues: bool = False  # whether its proposals may have a parent
+    gives_budgets: ClassVar[bool] = False  # its options say how far a trial with its tags trains
 
     def __init__(self, problem: Problem, options: Mapping[str, Any]) -> None:
         """

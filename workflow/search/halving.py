@@ -59,6 +59,7 @@ class HalvingSearch(Search):
     """
 
     name = "halving"
+    gives_budgets = True
     knows: ClassVar[Mapping[str, type]] = {
         "eta": int,
         "min_epochs": int,

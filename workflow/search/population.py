@@ -56,6 +56,7 @@ class PopulationSearch(Search):
 
     name = "population"
     continues = True
+    gives_budgets = True
     knows: ClassVar[Mapping[str, type]] = {
         "population": int,
         "steps": int,
