@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from search_helpers import rng_of, run_study
 
 from apps.contract import N3LOError
 from workflow.expression import Expression
@@ -34,10 +34,6 @@ def search_of(space: Space = SPACE, goal: str = "min", **options: Any) -> Constr
     return ConstructiveSearch(problem, OPTIONS | options)
 
 
-def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
-    return np.random.default_rng([seed, trial])
-
-
 def depth_of(point: Point) -> int:
     depth = point[DEPTH]
     assert type(depth) is int
@@ -55,24 +51,7 @@ def two_layers(point: Point) -> float:
 def simulate(
     search: ConstructiveSearch, value: Value, parallel: int = 1, seed: int = 1, num: int = 100
 ) -> list[Observation]:
-    """A study, `parallel` trials at a time, that end in a random order; by number."""
-    order = np.random.default_rng(seed)
-    pending: list[Proposal] = []
-    ended: dict[int, Observation] = {}
-    number = 0
-    while True:
-        history = [ended[n] for n in sorted(ended)]
-        while len(pending) < parallel and number < num:
-            answer = search.propose(history, pending, 1, rng_of(number, seed))
-            if not answer:
-                break
-            pending.append(replace(answer[0], number=number))
-            number += 1
-        if not pending:
-            return history
-        proposal = pending.pop(int(order.integers(len(pending))))
-        assert proposal.number is not None
-        ended[proposal.number] = Observation(proposal, value(proposal.point))
+    return run_study(search, lambda proposal: value(proposal.point), parallel, seed, num)
 
 
 def layers(history: Sequence[Observation]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from search_helpers import rng_of, run_study
 
 from apps.contract import N3LOError
 from workflow.search import Observation, Problem, Proposal, halving
@@ -26,10 +27,6 @@ def search_of(
 ) -> HalvingSearch:
     problem = Problem(space, (goal,), num_trials=num_trials, epochs=epochs)  # type: ignore[arg-type]
     return HalvingSearch(problem, {"proposer": "random"} | options)
-
-
-def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
-    return np.random.default_rng([seed, trial])
 
 
 def loss(point: Point) -> float:
@@ -52,36 +49,9 @@ def rung(proposal: Proposal) -> int:
 
 
 def simulate(
-    search: HalvingSearch,
-    value: Value = curve,
-    parallel: int = 1,
-    seed: int = 1,
-    check: Callable[[list[Observation], list[Proposal], Proposal], None] | None = None,
+    search: HalvingSearch, value: Value = curve, parallel: int = 1, seed: int = 1, **more: Any
 ) -> list[Observation]:
-    """A study, `parallel` trials at a time, that end in a random order; by number.
-
-    Args:
-        check: is given history, pending and the new proposal, each time.
-    """
-    order = np.random.default_rng(seed)
-    pending: list[Proposal] = []
-    ended: dict[int, Observation] = {}
-    number = 0
-    while True:
-        history = [ended[n] for n in sorted(ended)]
-        while len(pending) < parallel and number < search.problem.num_trials:
-            answer = search.propose(history, pending, 1, rng_of(number, seed))
-            if not answer:
-                break
-            if check is not None:
-                check(history, pending, answer[0])
-            pending.append(replace(answer[0], number=number))
-            number += 1
-        if not pending:
-            return history
-        proposal = pending.pop(int(order.integers(len(pending))))
-        assert proposal.number is not None
-        ended[proposal.number] = Observation(proposal, value(proposal))
+    return run_study(search, value, parallel, seed, **more)
 
 
 def at_top(history: Sequence[Observation], epochs: int = 27) -> list[Observation]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from search_helpers import rng_of
 
 from apps.contract import N3LOError
 from workflow.expression import Expression
@@ -101,11 +102,6 @@ def build(case: Case, space: Space = SPACE, seed: int = 1, flip: bool = False) -
     goals = tuple(("max" if goal == "min" else "min") if flip else goal for goal in case.goals)
     problem = Problem(space, goals, seed=seed, num_trials=case.num, epochs=9)
     return create(case.method, problem, case.options)
-
-
-def rng_of(trial: int, seed: int = 1) -> np.random.Generator:
-    """As the driver makes it: fresh for every trial."""
-    return np.random.default_rng([seed, trial])
 
 
 def loss(point: Point) -> float:
