@@ -45,7 +45,8 @@ def check(task: TrainTask) -> dict[str, Any]:
     check_metric_names(task, experiment.metrics)
     experiment.schedulers(experiment.optimizers())
     is_training = trains(fold_of_event, task.fold)
-    plan = plan_of(task, index, is_training, task.layout.num_ranks, epoch=1)
+    ranks = task.ranks
+    plan = plan_of(task, index, is_training, ranks.workers * ranks.per_worker, epoch=1)
     try_model(task, experiment, index)
 
     folds = range(task.data.folds)

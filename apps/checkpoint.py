@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from apps.contract import N3LOError, Plain, Start, TaskPaths, Training, TrainTask
+from apps.contract import CENTRAL, N3LOError, Plain, Start, TaskPaths, Training, TrainTask
 from apps.experiment import make_optimizer
 
 Parts = Mapping[str, Mapping[str, Any]]  # networks, optimizers, schedulers, each by name
@@ -104,9 +104,14 @@ def _read(path: Path, key: str) -> dict[str, Any]:
 # -- going on --------------------------------------------------------------------------------------
 
 
-def settings_of(training: Training) -> dict[str, Any]:
-    """What optimizers and schedulers are made from, to be kept beside their states."""
-    return {"optimizer": training.optimizer, "scheduler": training.scheduler}
+def settings_of(task: TrainTask) -> dict[str, Any]:
+    """What optimizers and schedulers are made from, to be kept beside their states.
+
+    `form` is how an optimizer sees the weights: as the model has them, or in pieces for masters.
+    """
+    training = task.training
+    pieces = [training.strategy, task.layout.num_masters] if training.strategy in CENTRAL else None
+    return {"optimizer": training.optimizer, "scheduler": training.scheduler, "form": pieces}
 
 
 def states_of(parts: Parts) -> dict[str, dict[str, Any]]:
@@ -123,7 +128,7 @@ def restore(parts: Parts, states: Parts) -> None:
             parts[kind][name].load_state_dict(state)
 
 
-def go_on(training: Training, start: Start, saved: Mapping[str, Any], parts: Parts) -> None:
+def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
     """Bring everything to the state that another task ended in, as far as the settings are alike.
 
     With the same optimizer and scheduler that is all of it, to the bit. Otherwise this task's
@@ -135,24 +140,30 @@ def go_on(training: Training, start: Start, saved: Mapping[str, Any], parts: Par
         saved: from `load_start`.
         parts: of this task, new.
 
+    Returns:
+        Whether all settings are alike.
+
     Raises:
         ParentGone: the networks have other shapes.
     """
-    settings, states = settings_of(training), saved["states"]
+    settings, states = settings_of(task), saved["states"]
     try:
         restore(parts, {"networks": states["networks"]})
     except (RuntimeError, KeyError) as error:
         reason = (str(error).splitlines()[1:] or [str(error)])[0].strip()
         raise ParentGone(
-            f"the networks do not fit the state of {Path(start.folder).name}: {reason}"
+            f"the networks do not fit the state of {Path(task.start.folder).name}: {reason}"
         ) from error
     if saved["settings"] == settings:
         restore(parts, states)
-        return
+        return True
     same_scheduler = _name(settings["scheduler"]) == _name(saved["settings"]["scheduler"])
     for name, optimizer in parts["optimizers"].items():
         old = states["optimizers"][name]
-        if _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"]) and (
+        alike = settings["form"] == saved["settings"]["form"] and (
+            _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
+        )
+        if alike and (
             _needs(optimizer, settings["optimizer"]) <= next(iter(old["state"].values()), {}).keys()
         ):
             groups = optimizer.state_dict()["param_groups"]  # this task's own settings
@@ -165,6 +176,7 @@ def go_on(training: Training, start: Start, saved: Mapping[str, Any], parts: Par
             scheduler, place = parts["schedulers"][name], states["schedulers"][name]
             moved = {key: value for key, value in place.items() if key in MOVING}
             scheduler.load_state_dict({**scheduler.state_dict(), **moved, "_last_lr": [lr]})
+    return False
 
 
 def _name(settings: Mapping[str, Plain] | None) -> str | None:

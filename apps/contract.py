@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import operator
 import os
 import types
 from collections.abc import Iterator, Mapping
@@ -133,11 +135,62 @@ class Target(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exchange(Section):
+    """How workers and masters exchange; of the strategies with a central copy of the weights."""
+
+    synchronous: bool = False  # masters wait for all their workers; not of gem
+    backup_workers: int = 0  # of synchronous downpour: so many updates are not waited for
+    sync_every: int = 1  # tau, batches between two exchanges; of downpour and easgd
+    per: Literal["update", "batch"] = "update"  # where a batch gives several updates, as of a GAN
+    staleness_lr: bool = False  # downpour: divide the learning rate of an update by its staleness
+    elastic_force: float = 0.9  # beta of easgd; alpha = beta / workers of the master
+    kappa: float = 1.0  # of gem: the energy of a worker, in units of its momentum's
+    pass_on_every: int | None = None  # exchanges of a sub-master between its own; None = children
+    transport: Literal["messages", "window", "one_sided"] = "messages"
+    overlap: bool = False  # exchange while the next gradient is computed; not of gem
+    masters_wait: Literal["auto", "sleep", "spin"] = "auto"  # auto: sleep where cores are shared
+    gpu_aware: bool = False  # hand GPU memory to MPI; else it passes through pinned memory
+    tolerate_worker_loss: bool = False  # the others go on when a worker dies
+
+    def __post_init__(self) -> None:
+        require(self.sync_every >= 1, f"sync_every: {self.sync_every} is not at least 1")
+        require(self.backup_workers >= 0, f"backup_workers: {self.backup_workers} is below 0")
+        require(
+            self.backup_workers == 0 or self.synchronous,
+            "backup_workers: asynchronous masters wait for nobody; set synchronous = true",
+        )
+        # Beyond it the elastic force overshoots: Zhang et al. 2015, section 3.3.
+        require(
+            0 < self.elastic_force <= 1,
+            f"elastic_force: {self.elastic_force} is not above 0 and at most 1",
+        )
+        require(self.kappa > 0, f"kappa: {self.kappa} is not above 0")
+        require(
+            self.pass_on_every is None or self.pass_on_every >= 1,
+            f"pass_on_every: {self.pass_on_every} is not at least 1",
+        )
+        messages = self.transport == "messages"
+        for name, asked in (
+            ("synchronous", self.synchronous),
+            ("gpu_aware", self.gpu_aware),
+            ("tolerate_worker_loss", self.tolerate_worker_loss),
+        ):
+            require(messages or not asked, f"{name}: needs transport = 'messages'")
+        for name, asked in (
+            ("staleness_lr", self.staleness_lr),
+            ("overlap", self.overlap),
+            ("tolerate_worker_loss", self.tolerate_worker_loss),
+        ):
+            require(not (self.synchronous and asked), f"{name}: needs synchronous = false")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training(Section):
     """How one task trains."""
 
-    strategy: Literal["local", "allreduce"] = "local"
-    backend: Literal["horovod", "ddp"] = "horovod"  # of allreduce
+    strategy: Literal["local", "allreduce", "downpour", "easgd", "gem"] = "local"
+    backend: Literal["horovod", "ddp"] = "horovod"  # of allreduce, also within a worker's ranks
+    exchange: Exchange = field(default_factory=Exchange)  # of downpour, easgd and gem
     epochs: int = 10
     batch_size: int = 32  # per rank
     loss: str = "cross_entropy"
@@ -173,32 +226,106 @@ class Training(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(Section):
-    """The ranks of one task: num_workers x ranks_per_worker."""
+    """The ranks of one task: `ranks_of` has the equation."""
 
-    num_workers: int = 1  # N_W
+    num_workers: int = 1  # N_W; under each sub-master, where there are some
     ranks_per_worker: int = 1  # N_GPU
+    num_masters: int = 1  # that each own a part of the weights; of downpour, easgd, gem
+    sub_masters: list[int] = field(default_factory=list)  # [2, 3]: 2, and 3 under each of these
     cores_per_rank: int = 1
     gpus_per_rank: int = 0
     walltime_min: float = 60.0  # a task that runs longer is stopped and failed
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "ranks_per_worker", "cores_per_rank"):
+        for name in ("num_workers", "ranks_per_worker", "num_masters", "cores_per_rank"):
             value = getattr(self, name)
             require(value >= 1, f"{name}: {value} is not at least 1")
+        for value in self.sub_masters:
+            require(value >= 1, f"sub_masters: {value} is not at least 1")
+        require(
+            self.num_masters == 1 or not self.sub_masters,
+            "sub_masters: the top master's weights are whole; set num_masters = 1",
+        )
         require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
         require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
 
-    @property
-    def num_ranks(self) -> int:
-        return self.num_workers * self.ranks_per_worker
+
+CENTRAL = ("downpour", "easgd", "gem")  # the strategies with a central copy of the weights
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks of each kind a task has."""
+
+    masters: int
+    workers: int  # in all
+    per_worker: int
 
     @property
-    def num_cores(self) -> int:
-        return self.num_ranks * self.cores_per_rank
+    def total(self) -> int:
+        return self.masters + self.workers * self.per_worker
 
-    @property
-    def num_gpus(self) -> int:
-        return self.num_ranks * self.gpus_per_rank
+    def __str__(self) -> str:
+        masters = f"{self.masters} master{'s' * (self.masters > 1)} + " if self.masters else ""
+        return (
+            f"{masters}{self.workers} worker{'s' * (self.workers > 1)} x {self.per_worker} "
+            f"rank{'s' * (self.per_worker > 1)} = {self.total} rank{'s' * (self.total > 1)}"
+        )
+
+
+def ranks_of(training: Training, layout: Layout) -> Ranks:
+    """N_M masters + N_W workers of N_GPU ranks each.
+
+    With sub-masters, N_W is the number of workers of each of the lowest ones. Without a central
+    copy of the weights, or with one in shared memory, there are no masters.
+    """
+    if training.strategy not in CENTRAL:
+        return Ranks(0, layout.num_workers, layout.ranks_per_worker)
+    levels = list(itertools.accumulate(layout.sub_masters, operator.mul, initial=1))
+    masters = sum(levels) if layout.sub_masters else layout.num_masters
+    if training.exchange.transport == "window":
+        masters = 0
+    return Ranks(masters, levels[-1] * layout.num_workers, layout.ranks_per_worker)
+
+
+def check_ranks(training: Training, layout: Layout) -> None:
+    """See that layout and exchange go together.
+
+    Raises:
+        ValueError: they do not; the text names the key.
+    """
+    exchange, strategy = training.exchange, training.strategy
+    if strategy not in CENTRAL:
+        return
+    wrong = {
+        f"transport: '{exchange.transport}' needs one whole copy of the weights; set "
+        "layout.num_masters = 1 and leave out layout.sub_masters": (
+            exchange.transport != "messages" and (layout.num_masters > 1 or layout.sub_masters)
+        ),
+        "tolerate_worker_loss: needs layout.ranks_per_worker = 1: ranks that share a batch "
+        "cannot go on without one of them": (
+            exchange.tolerate_worker_loss and layout.ranks_per_worker > 1
+        ),
+        "backup_workers: several masters would wait for different workers; set "
+        "layout.num_masters = 1": exchange.backup_workers > 0 and layout.num_masters > 1,
+        f"backup_workers: {exchange.backup_workers} is not below layout.num_workers = "
+        f"{layout.num_workers}": 0 < layout.num_workers <= exchange.backup_workers,
+        "backup_workers: only downpour has them": (
+            exchange.backup_workers > 0 and strategy != "downpour"
+        ),
+        "synchronous: gem is asynchronous; set it to false": (
+            exchange.synchronous and strategy == "gem"
+        ),
+        "overlap: gem needs the weights after the gradient; set it to false": (
+            exchange.overlap and strategy == "gem"
+        ),
+        "sync_every: gem exchanges after every batch; set it to 1": (
+            exchange.sync_every > 1 and strategy == "gem"
+        ),
+        "staleness_lr: only downpour has it": exchange.staleness_lr and strategy != "downpour",
+    }
+    for message, is_wrong in wrong.items():
+        require(not is_wrong, f"training.exchange.{message}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +375,10 @@ class TrainTask:
     def id(self) -> str:
         return f"t{self.trial:03d}-f{self.fold}"
 
+    @property
+    def ranks(self) -> Ranks:
+        return ranks_of(self.training, self.layout)
+
     def key(self) -> str:
         """Hash of all that can change the result.
 
@@ -287,8 +418,9 @@ class TrainResult:
     metrics: dict[str, float]  # at the selected epoch: loss, val_loss, ...
     seconds: float  # of training, summed over resumed attempts, start-up not included
     samples_per_second: float  # all ranks together, during training steps
-    inference_us: float  # microseconds an event on rank 0, in validation, reading not included
+    inference_us: float  # microseconds an event, in validation, reading not included
     num_ranks: int
+    lost_ranks: int = 0  # that died, where the others may go on
     hosts: list[str]
     devices: list[str]  # one a rank
     num_train: int

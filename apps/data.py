@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,7 +36,7 @@ class Batch:
     inputs: Any  # (B, ...)
     targets: Any  # (B, ...)
     num_events: int  # B, of this rank
-    num_global: int  # of all ranks
+    num_global: int  # of all ranks that share the step
 
 
 # -- folds -----------------------------------------------------------------------------------------
@@ -175,6 +176,11 @@ class Plan:
         """(lanes, steps)"""
         return np.diff(self.ends, axis=1, prepend=0)
 
+    def events(self, lane: int, step: int) -> np.ndarray:
+        """Those of one step of a lane, (B,)."""
+        first = self.ends[lane, step - 1] if step else 0
+        return np.concatenate(self.lanes[lane])[first : self.ends[lane, step]]
+
 
 def plan_epoch(
     blocks: np.ndarray,
@@ -264,12 +270,21 @@ class InMemory:
         return [array[events] for array in self._arrays]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which part of the data one rank reads."""
+
+    rank: int | None  # among the ranks that train; None reads nothing
+    num_ranks: int  # that train
+    group_size: int  # ranks that share a step: those of one worker, or all
+    node_ranks: int = 1  # that train on this node
+
+
 class FoldBatches:
     """The batches of one rank for one fold: the same ones from memory and from the files.
 
     Args:
         fold_of_event: from `prepare`.
-        ranks: this rank, all ranks, and the ranks on this node.
     """
 
     def __init__(
@@ -277,42 +292,91 @@ class FoldBatches:
         task: TrainTask,
         index: Index,
         fold_of_event: np.ndarray,
-        ranks: tuple[int, int, int],
+        share: Share,
         device: torch.device,
     ) -> None:
-        self._rank, self._num_ranks, node_ranks = ranks
+        self.share = share
+        self.device = device
+        self.index = index
         self._task = task
-        self._index = index
-        self._device = device
         self._is_training = trains(fold_of_event, task.fold)
         self._is_validation = validates(fold_of_event, task.fold)
-        self._in_memory = _fits(task.data, index, node_ranks)
-        self._source: Source = InMemory(index) if self._in_memory else Reader(index, index.fields)
         self.num_train = int(self._is_training.sum())
         self.num_val = int(self._is_validation.sum())
 
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """Every event that is trained on once, over all ranks; `epoch` counts from 1."""
-        plan = plan_of(self._task, self._index, self._is_training, self._num_ranks, epoch)
-        served = len(plan.lanes) // self._num_ranks
-        mine = range(self._rank * served, (self._rank + 1) * served)
-        streams = [_cut(self._source, plan.lanes[lane], plan.batch_sizes[lane]) for lane in mine]
-        steps = (_joined(parts) for parts in zip(*streams, strict=True))
-        global_sizes = plan.batch_sizes.sum(axis=0)
-        for arrays, num_global in zip(self._ahead(steps), global_sizes, strict=True):
-            yield make_batch(self._index, arrays, int(num_global), self._device)
+    @cached_property
+    def _in_memory(self) -> bool:
+        return _fits(self._task.data, self.index, self.share.node_ranks)
 
-    def validation(self) -> Iterator[Batch]:
-        """Every validation event once, over all ranks; a contiguous share in each."""
+    @cached_property
+    def source(self) -> Source:
+        return InMemory(self.index) if self._in_memory else Reader(self.index, self.index.fields)
+
+    def training(self, epoch: int) -> Epoch:
+        """Every event that is trained on once, over all ranks; `epoch` counts from 1."""
+        ranks = self.share.num_ranks
+        return Epoch(self, plan_of(self._task, self.index, self._is_training, ranks, epoch))
+
+    def validation(self, part: int | None, num_parts: int) -> Iterator[Batch]:
+        """Every validation event once, over all parts; a contiguous share in each."""
+        if part is None:
+            return
         events = np.flatnonzero(self._is_validation)
-        first, end = np.arange(self._rank, self._rank + 2) * len(events) // self._num_ranks
+        first, end = np.arange(part, part + 2) * len(events) // num_parts
         size = VALIDATION_FACTOR * self._task.training.batch_size
         shares = (events[at : min(at + size, end)] for at in range(first, end, size))
-        for arrays in self._ahead(self._source.gather(share) for share in shares):
-            yield make_batch(self._index, arrays, len(arrays[0]), self._device)
+        for arrays in self.ahead(self.source.gather(share) for share in shares):
+            yield make_batch(self.index, arrays, len(arrays[0]), self.device)
 
-    def _ahead(self, items: Iterator[T]) -> Iterator[T]:
+    def ahead(self, items: Iterator[T]) -> Iterator[T]:
         return items if self._in_memory else read_ahead(items, BATCHES_AHEAD)
+
+
+class Epoch:
+    """The batches of one epoch as one rank reads them: its own in order, or any one asked for.
+
+    A step of a worker is the batches of its ranks, each from the lanes of that rank.
+    """
+
+    def __init__(self, data: FoldBatches, plan: Plan) -> None:
+        self._data, self._plan = data, plan
+        self._served = len(plan.lanes) // data.share.num_ranks  # lanes of a rank
+        self._own: Iterator[list[np.ndarray]] | None = None
+        self._next = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Of each worker."""
+        return self._plan.num_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = self._data.share.rank // self._data.share.group_size
+        for step in range(self.num_steps):
+            yield self.batch(worker, step)
+
+    def batch(self, worker: int, step: int) -> Batch:
+        """This rank's part of a step of some worker; its own ones in order are read ahead."""
+        share = self._data.share
+        own, member = divmod(share.rank, share.group_size)
+        first = worker * share.group_size * self._served
+        group = range(first, first + share.group_size * self._served)
+        lanes = group[member * self._served : (member + 1) * self._served]
+        if worker == own and step == self._next:
+            if self._own is None:
+                self._own = self._data.ahead(self._stream(lanes))
+            arrays = next(self._own)
+            self._next += 1
+        else:
+            arrays = self._data.source.gather(
+                np.concatenate([self._plan.events(lane, step) for lane in lanes])
+            )
+        num_global = int(self._plan.batch_sizes[group, step].sum())
+        return make_batch(self._data.index, arrays, num_global, self._data.device)
+
+    def _stream(self, lanes: range) -> Iterator[list[np.ndarray]]:
+        source, plan = self._data.source, self._plan
+        streams = [_cut(source, plan.lanes[lane], plan.batch_sizes[lane]) for lane in lanes]
+        return (_joined(parts) for parts in zip(*streams, strict=True))
 
 
 def make_batch(

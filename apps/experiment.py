@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,11 +55,23 @@ class Supervised:
         for network in self.networks.values():
             network.train(mode)
 
-    def optimizers(self) -> dict[str, Optimizer]:
-        """A new optimizer for each network, by the network's name."""
+    def no_sums(self) -> torch.Tensor:
+        """Sum and count of each metric before the first batch, (metrics, 2)."""
+        device = next(iter(self.networks["model"].parameters())).device
+        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=device)
+
+    def optimizers(
+        self, parameters: Mapping[str, Sequence[nn.Parameter]] | None = None
+    ) -> dict[str, Optimizer]:
+        """A new optimizer for each network, by the network's name.
+
+        Args:
+            parameters: of each network, in another form than its own.
+        """
+        of_networks = parameters or {name: net.parameters() for name, net in self.networks.items()}
         return {
-            name: make_optimizer(self._training.optimizer, network.parameters())
-            for name, network in self.networks.items()
+            name: make_optimizer(self._training.optimizer, each)
+            for name, each in of_networks.items()
         }
 
     def schedulers(self, optimizers: Mapping[str, Optimizer]) -> dict[str, LRScheduler]:

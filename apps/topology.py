@@ -1,4 +1,4 @@
-"""The ranks of one task: how many there are, where they run, and on which device."""
+"""The ranks of one task: what each is for, where it runs, and on which device."""
 
 from __future__ import annotations
 
@@ -11,49 +11,154 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from apps.contract import Layout, N3LOError
+from apps.contract import Layout, N3LOError, Ranks, Training, check_ranks, ranks_of
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among masters and workers."""
+
+    parents: tuple[int, ...] = ()  # its masters; several, if each owns a part of the weights
+    children: tuple[int, ...] = ()  # of a master: sub-masters, or the first rank of each worker
+    group: tuple[int, ...] = ()  # of a worker: the ranks that share its batches, itself included
+    worker: int = 0  # of a worker: its number
+    sibling: int = 0  # its number among the children of its parents
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.group)
+
+
+def places_of(layout: Layout, ranks: Ranks) -> list[Place]:
+    """The place of each rank: masters from the top down, then the workers.
+
+    The lowest masters take equally many workers each, in order.
+    """
+    group_of = [
+        tuple(range(first, first + ranks.per_worker))
+        for first in range(ranks.masters, ranks.total, ranks.per_worker)
+    ]
+    leaders = tuple(group[0] for group in group_of)
+    masters = tuple(range(ranks.masters))
+    children: dict[int, tuple[int, ...]] = {}
+    level = masters if not layout.sub_masters else masters[:1]
+    if ranks.masters:
+        below = len(level)
+        for fan_out in layout.sub_masters:
+            next_level = masters[below : below + len(level) * fan_out]
+            children |= _dealt(level, next_level)
+            below, level = below + len(next_level), next_level
+        # Masters that each own a part of the weights all have all the workers.
+        children |= _dealt(level, leaders) if layout.sub_masters else dict.fromkeys(level, leaders)
+    parents: dict[int, tuple[int, ...]] = {}
+    for master in masters:
+        for child in children[master]:
+            parents[child] = (*parents.get(child, ()), master)
+
+    def sibling(rank: int) -> int:
+        return children[parents[rank][0]].index(rank) if rank in parents else 0
+
+    places = [
+        Place(parents.get(rank, ()), children[rank], sibling=sibling(rank)) for rank in masters
+    ]
+    for number, group in enumerate(group_of):
+        leader = group[0]
+        place = Place(parents.get(leader, ()), (), group, number, sibling(leader))
+        places += [place] * len(group)
+    return places
+
+
+def _dealt(masters: tuple[int, ...], below: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    each = len(below) // len(masters)
+    return {master: below[at * each : (at + 1) * each] for at, master in enumerate(masters)}
+
+
+@dataclass(kw_only=True)
 class Topology:
     """This rank among the ranks of its task."""
 
-    comm: MPI.Intracomm
+    comm: MPI.Intracomm  # of all ranks that are left
     rank: int
-    num_ranks: int
+    ranks: Ranks
+    places: list[Place]
     node_ranks: int  # on this node
+    node_trainers: int  # of these, those that read data
     device: torch.device
     hosts: list[str]  # of each rank
+    alive: list[int]  # ranks that are left
 
     @classmethod
-    def start(cls, layout: Layout, comm: MPI.Intracomm) -> Topology:
+    def start(cls, training: Training, layout: Layout, comm: MPI.Intracomm) -> Topology:
         """Find this rank's place; collective.
 
         Raises:
             N3LOError: other ranks were started than the layout asks for, or GPUs are missing.
         """
-        if comm.size != layout.num_ranks:
-            raise N3LOError(
-                f"layout: num_workers x ranks_per_worker = {layout.num_workers} x "
-                f"{layout.ranks_per_worker} = {layout.num_ranks} ranks, "
-                f"but {comm.size} were started"
-            )
+        try:
+            check_ranks(training, layout)
+        except ValueError as error:
+            raise N3LOError(str(error)) from None
+        ranks = ranks_of(training, layout)
+        if comm.size != ranks.total:
+            raise N3LOError(f"layout: {ranks}, but {comm.size} were started")
+        places = places_of(layout, ranks)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        trains = places[comm.rank].trains
+        trainers = node.Split(0 if trains else MPI.UNDEFINED)
         return cls(
             comm=comm,
             rank=comm.rank,
-            num_ranks=comm.size,
+            ranks=ranks,
+            places=places,
             node_ranks=node.size,
-            device=_device(layout, node),
+            node_trainers=node.allreduce(int(trains)),
+            device=_device(layout, trainers) if trains else torch.device("cpu"),
             hosts=comm.allgather(socket.gethostname()),
+            alive=list(range(comm.size)),
         )
+
+    @property
+    def place(self) -> Place:
+        return self.places[self.rank]
 
     @property
     def is_first(self) -> bool:
         """Rank 0 alone indexes the data, decides, and writes files."""
         return self.rank == 0
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.places)
+
+    @property
+    def num_trainers(self) -> int:
+        return self.ranks.workers * self.ranks.per_worker
+
+    @property
+    def trainer(self) -> int | None:
+        """This rank's number among those that train; None for a master."""
+        return self.rank - self.ranks.masters if self.place.trains else None
+
+    @property
+    def part(self) -> int | None:
+        """This rank's number among those that train and are left; None for a master."""
+        return self._training_ranks.index(self.rank) if self.place.trains else None
+
+    @property
+    def num_parts(self) -> int:
+        return len(self._training_ranks)
+
+    @property
+    def _training_ranks(self) -> list[int]:
+        return [rank for rank in self.alive if self.places[rank].trains]
+
+    def leave_out_the_dead(self) -> None:
+        """Make `comm` one of the ranks that are left; collective over them."""
+        left = self.comm.Shrink()
+        self.alive = left.allgather(self.rank)
+        self.comm = left
 
     @property
     def device_name(self) -> str:
@@ -62,6 +167,10 @@ class Topology:
     def from_first(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, on every rank."""
         return self.comm.bcast(make() if self.is_first else None)
+
+    def gather(self, value: T) -> dict[int, T]:
+        """Everyone's value by rank, on rank 0; elsewhere nothing."""
+        return dict(zip(self.alive, self.comm.gather(value) or [], strict=False))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, on every rank with the same bits; on the CPU."""
@@ -73,10 +182,13 @@ class Topology:
         return torch.from_numpy(total)
 
 
-def _device(layout: Layout, node: MPI.Intracomm) -> torch.device:
+def _device(layout: Layout, trainers: MPI.Intracomm) -> torch.device:
     """The CPU, or this rank's own GPU.
 
     Some launchers show each rank its own GPUs alone, others show all of them to every rank.
+
+    Args:
+        trainers: the ranks that train on this node; a master works in the host's memory.
     """
     if layout.gpus_per_rank == 0:
         return torch.device("cpu")
@@ -86,14 +198,14 @@ def _device(layout: Layout, node: MPI.Intracomm) -> torch.device:
             f"layout.gpus_per_rank: {layout.gpus_per_rank}, but PyTorch sees no GPU on "
             f"{socket.gethostname()}"
         )
-    needed = node.size * layout.gpus_per_rank
-    first_gpus = node.allgather(str(torch.cuda.get_device_properties(0).uuid))
-    own_gpus = len(set(first_gpus)) == node.size
+    needed = trainers.size * layout.gpus_per_rank
+    first_gpus = trainers.allgather(str(torch.cuda.get_device_properties(0).uuid))
+    own_gpus = len(set(first_gpus)) == trainers.size
     if not own_gpus and visible < needed:
         raise N3LOError(
-            f"layout.gpus_per_rank: {node.size} ranks x {layout.gpus_per_rank} = {needed} GPUs, "
-            f"but {socket.gethostname()} shows {visible}"
+            f"layout.gpus_per_rank: {trainers.size} ranks x {layout.gpus_per_rank} = {needed} "
+            f"GPUs, but {socket.gethostname()} shows {visible}"
         )
-    device = torch.device("cuda", 0 if own_gpus else node.rank * layout.gpus_per_rank)
+    device = torch.device("cuda", 0 if own_gpus else trainers.rank * layout.gpus_per_rank)
     torch.cuda.set_device(device)
     return device

@@ -42,7 +42,7 @@ from apps.contract import (
     append_json_line,
     write_text,
 )
-from apps.data import FoldBatches, prepare
+from apps.data import FoldBatches, Share, prepare
 from apps.experiment import Supervised, build_model, describe, model_file, step_scheduler
 from apps.history import (
     Diverged,
@@ -76,12 +76,17 @@ def main() -> None:
 def train(task: TrainTask, paths: TaskPaths) -> None:
     training = task.training
     torch.set_num_threads(task.layout.cores_per_rank)
-    topology = Topology.start(task.layout, MPI.COMM_WORLD)
+    topology = Topology.start(training, task.layout, MPI.COMM_WORLD)
 
     # data
     index, fold_of_event = topology.from_first(lambda: prepare(task.data, task.split_seed))
-    ranks = (topology.rank, topology.num_ranks, topology.node_ranks)
-    data = FoldBatches(task, index, fold_of_event, ranks, topology.device)
+    share = Share(
+        rank=topology.trainer,
+        num_ranks=topology.num_trainers,
+        group_size=strategies.group_size(training, topology),
+        node_ranks=topology.node_trainers,
+    )
+    data = FoldBatches(task, index, fold_of_event, share, topology.device)
 
     # model, and how the ranks share its training
     seed_torch(task.seed)  # the same weights on every rank
@@ -102,10 +107,12 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     if saved is not None:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
         checkpoint.restore(parts, saved["states"])
+        strategy.load_own_state(saved["own_states"].get(topology.rank, {}))
     elif task.start is not None:
         saved = topology.from_first(lambda: checkpoint.load_start(training, task.start))
         start_epoch = saved["rows"][-1]["epoch"]
-        checkpoint.go_on(training, task.start, saved, parts)
+        if checkpoint.go_on(task, saved, parts):
+            strategy.load_own_state(saved["own_states"].get(topology.rank, {}))
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -113,23 +120,21 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     while stopped is None:
         epoch = start_epoch + len(rows) + 1
         start = time.perf_counter()
-        seed_torch(task.seed, epoch, topology.rank)  # so no generator's state need be saved
+        seed_torch(task.seed, epoch, topology.trainer or 0)  # so no generator's state is saved
         lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]
 
         # train: metrics are (sum, count) pairs, so they add up over batches and ranks
         experiment.train(True)
-        sums = torch.zeros(len(experiment.metrics), 2, dtype=torch.float64, device=topology.device)
-        for batch in data.training(epoch):
-            sums += strategy.step(batch)
+        sums = strategy.train(data.training(epoch))
         sums = strategy.sum(sums)  # sync point: all ranks have ended the epoch
         clocks.training_s += time.perf_counter() - start
 
         # validate
         strategy.average_buffers()
         experiment.train(False)
-        val_sums = torch.zeros_like(sums, device=topology.device)
+        val_sums = experiment.no_sums()
         with torch.no_grad():
-            for batch in data.validation():
+            for batch in data.validation(topology.part, topology.num_parts):
                 before = clocks.read(topology.device)
                 val_sums += experiment.evaluate(batch)
                 clocks.inference_s += clocks.read(topology.device) - before
@@ -138,7 +143,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
 
         # the clock is rank 0's, so that all ranks decide the same
         seconds = (rows[-1]["seconds"] if rows else 0.0) + time.perf_counter() - start
-        row = {"epoch": epoch, **means(experiment.metrics, sums, val_sums), "lr": lr}
+        measured = means(experiment.metrics, sums, val_sums)
+        row = {"epoch": epoch, **measured, "lr": lr, **strategy.facts()}
         row = topology.comm.bcast(row | {"seconds": seconds})
         check_finite(row)
         for scheduler in schedulers.values():
@@ -146,6 +152,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         rows.append(row)
         stopped = stop_reason(training, rows)
 
+        own_states = topology.gather(strategy.own_state())
         if topology.is_first:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:
@@ -157,12 +164,16 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
                 "start_epoch": start_epoch,
                 "rows": rows,
                 "clocks": dataclasses.asdict(clocks),
-                "settings": checkpoint.settings_of(training),
+                "settings": checkpoint.settings_of(task),
                 "states": checkpoint.states_of(parts),
+                "own_states": own_states,
             }
             checkpoint.save(paths.checkpoint, content)
 
     devices = topology.comm.gather(topology.device_name)
+    inference_s, inference_events = topology.sum(
+        torch.tensor([clocks.inference_s, clocks.inference_events], dtype=torch.float64)
+    ).tolist()
     strategy.close()
     if topology.is_first:
         best = selected_row(task, rows)
@@ -180,13 +191,14 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             },
             seconds=rows[-1]["seconds"],
             samples_per_second=data.num_train * len(rows) / clocks.training_s,
-            inference_us=1e6 * clocks.inference_s / max(1, clocks.inference_events),
+            inference_us=1e6 * inference_s / max(1, inference_events),
             num_ranks=topology.num_ranks,
             hosts=list(dict.fromkeys(topology.hosts)),
             devices=devices,
             num_train=data.num_train,
             num_val=data.num_val,
             num_parameters=experiment.num_parameters,
+            lost_ranks=topology.num_ranks - len(topology.alive),
             versions=versions(),
         )
         if task.keep_state and paths.checkpoint.exists():

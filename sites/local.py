@@ -47,8 +47,8 @@ class Local(Site):
             )
         if shape.num_gpus > gpus:
             raise SiteError(
-                f"a task needs {shape.num_gpus} GPUs ({shape.num_ranks} ranks x "
-                f"{shape.gpus_per_rank} gpus_per_rank) and this host has {gpus}: ask for fewer "
+                f"a task needs {shape.num_gpus} GPUs ({shape.num_ranks - shape.num_masters} ranks "
+                f"x {shape.gpus_per_rank} gpus_per_rank) and this host has {gpus}: ask for fewer "
                 f"ranks under [layout]"
             )
         by_gpus = gpus // shape.num_gpus if shape.num_gpus else cores

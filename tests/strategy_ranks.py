@@ -27,8 +27,8 @@ def model(kind: str, seed: int) -> torch.nn.Module:
 
 
 def run(case: dict, comm: MPI.Intracomm) -> dict:
-    topology = Topology.start(Layout(num_workers=comm.size), comm)
     training = Training(**case["training"])
+    topology = Topology.start(training, Layout(num_workers=comm.size), comm)
     # Each rank starts elsewhere: the strategy must bring them together.
     experiment = Supervised(model(case["model"], seed=topology.rank), training)
     strategy = create(training, experiment, topology)

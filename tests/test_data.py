@@ -15,6 +15,7 @@ from apps.contract import N3LOError, TrainTask
 from apps.data import (
     Batch,
     FoldBatches,
+    Share,
     class_of_event,
     plan_epoch,
     prepare,
@@ -29,7 +30,8 @@ CPU = torch.device("cpu")
 
 def batches(task: TrainTask, rank: int = 0, num_ranks: int = 1) -> FoldBatches:
     index, fold_of_event = prepare(task.data, task.split_seed)
-    return FoldBatches(task, index, fold_of_event, (rank, num_ranks, num_ranks), CPU)
+    share = Share(rank=rank, num_ranks=num_ranks, group_size=num_ranks)
+    return FoldBatches(task, index, fold_of_event, share, CPU)
 
 
 def numbers(several: list[Batch]) -> list[int]:
@@ -109,7 +111,7 @@ def test_a_block_is_whole_chunks_and_at_least_64_events(tmp_path):
 def test_fields_reach_the_model_as_one_as_a_list_or_by_name(tmp_path, inputs, expected):
     x = np.zeros((20, 2), np.float32)
     path = write_h5(tmp_path / "a.h5", x=x, number=x, y=np.zeros(20), group__b=x, group__a=x)
-    batch = next(batches(make_task([path], data={"inputs": inputs})).training(1))
+    batch = next(iter(batches(make_task([path], data={"inputs": inputs})).training(1)))
     assert isinstance(batch.inputs, expected)
     if inputs == "group":
         assert list(batch.inputs) == ["a", "b"]
@@ -122,7 +124,7 @@ def test_numbers_become_float32_and_class_numbers_int64(tmp_path):
         y=np.arange(20, dtype=np.uint8) % 2,
     )  # fmt: skip
     task = make_task([path], data={"inputs": {"image": "x", "d": "d", "pdg": "pdg"}})
-    batch = next(batches(task).training(1))
+    batch = next(iter(batches(task).training(1)))
     assert {name: each.dtype for name, each in batch.inputs.items()} == {
         "image": torch.float32, "d": torch.float32, "pdg": torch.int64,
     }  # fmt: skip
@@ -281,7 +283,11 @@ def test_ranks_share_the_part_that_is_used(tmp_path, num_ranks):
     ranks = [batches(task, rank, num_ranks) for rank in range(num_ranks)]
     steps = [list(each.training(1)) for each in ranks]
     trained = numbers([batch for each in steps for batch in each])
-    validated = [number for each in ranks for number in numbers(list(each.validation()))]
+    validated = [
+        number
+        for rank, each in enumerate(ranks)
+        for number in numbers(list(each.validation(rank, num_ranks)))
+    ]
     assert len(set(trained)) == len(trained) == ranks[0].num_train
     assert ranks[0].num_train == pytest.approx(20, abs=3)  # one of each class
     assert len(validated) == ranks[0].num_val == len(set(validated)) >= 40
@@ -291,7 +297,7 @@ def test_ranks_share_the_part_that_is_used(tmp_path, num_ranks):
 
 def test_a_part_without_any_event_is_refused(tmp_path):
     with pytest.raises(N3LOError, match="0 training events are too few for 1 ranks"):
-        next(batches(numbered_task(tmp_path, data={"train_fraction": 1e-4})).training(1))
+        next(iter(batches(numbered_task(tmp_path, data={"train_fraction": 1e-4})).training(1)))
 
 
 # -- the order of an epoch -------------------------------------------------------------------------
@@ -355,7 +361,9 @@ def test_ranks_share_training_and_validation_without_overlap(tmp_path, num_ranks
     task = numbered_task(tmp_path)
     ranks = [batches(task, rank, num_ranks) for rank in range(num_ranks)]
     training = [list(each.training(1)) for each in ranks]
-    validation = [numbers(list(each.validation())) for each in ranks]
+    validation = [
+        numbers(list(each.validation(rank, num_ranks))) for rank, each in enumerate(ranks)
+    ]
     assert len({len(steps) for steps in training}) == 1
     trained = numbers([batch for steps in training for batch in steps])
     validated = [number for share in validation for number in share]
@@ -374,7 +382,7 @@ def test_one_rank_with_two_lanes_reads_what_two_ranks_read(tmp_path):
 def test_lanes_must_be_a_multiple_of_the_ranks(tmp_path):
     task = numbered_task(tmp_path, training={"lanes": 3})
     with pytest.raises(N3LOError, match="3 is not a multiple of the 2 ranks"):
-        next(batches(task, 0, 2).training(1))
+        batches(task, 0, 2).training(1)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -386,7 +394,7 @@ def test_files_and_memory_give_the_same_batches(tmp_path):
         batches(make_task([path], data={"memory_gb": gb}, training={"lanes": 2})) for gb in (0, 1)
     ]
     for ways in (zip(*(each.training(2) for each in both), strict=True),
-                 zip(*(each.validation() for each in both), strict=True)):  # fmt: skip
+                 zip(*(each.validation(0, 1) for each in both), strict=True)):  # fmt: skip
         for from_files, from_memory in ways:
             assert torch.equal(from_files.inputs, from_memory.inputs)
             assert torch.equal(from_files.targets, from_memory.targets)
@@ -428,4 +436,4 @@ def test_damage_inside_a_file_is_named(tmp_path):
     content[place.byte_offset : place.byte_offset + 200] = bytes(200)
     path.write_bytes(content)
     with pytest.raises(N3LOError, match=r"a.h5: 'x' cannot be read"):
-        next(batches(make_task([path])).training(1))
+        next(iter(batches(make_task([path])).training(1)))

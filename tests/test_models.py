@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from training_helpers import JETS, make_task
 
 from apps.contract import Training
-from apps.data import Batch, FoldBatches, prepare
+from apps.data import Batch, FoldBatches, Share, prepare
 from apps.experiment import Supervised
 from apps.models.jets import DeepSets, InteractionNetwork, JetMlp, constituents, jet_features
 from apps.models.layers import ACTIVATIONS, activation
@@ -95,7 +95,7 @@ def test_deep_sets_learn_to_tell_jets_apart():
         training={"batch_size": 32, "metrics": ["accuracy"]},
     )
     index, fold_of_event = prepare(task.data, 5)
-    data = FoldBatches(task, index, fold_of_event, (0, 1, 1), CPU)
+    data = FoldBatches(task, index, fold_of_event, Share(rank=0, num_ranks=1, group_size=1), CPU)
     torch.manual_seed(1)
     experiment = Supervised(DeepSets(width=32), task.training)
     optimizer = torch.optim.Adam(experiment.networks["model"].parameters(), lr=4e-3)
@@ -106,7 +106,7 @@ def test_deep_sets_learn_to_tell_jets_apart():
                 update.loss.backward()
                 optimizer.step()
     with torch.no_grad():
-        total = sum(experiment.evaluate(batch) for batch in data.validation())
+        total = sum(experiment.evaluate(batch) for batch in data.validation(0, 1))
     assert total[1, 0] / total[1, 1] > 0.5
 
 

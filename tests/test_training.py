@@ -333,13 +333,16 @@ class Going:
         content = {
             "key": "k",
             "rows": [{"epoch": 1}],
-            "settings": checkpoint.settings_of(other.training),
+            "settings": checkpoint.settings_of(other.task()),
             "states": checkpoint.states_of(other.parts),
         }
         checkpoint.save(TaskPaths(folder).state, content)
         start = Start(key="k", folder=str(folder))
         saved = checkpoint.load_start(self.training, start)
-        checkpoint.go_on(self.training, start, saved, self.parts)
+        checkpoint.go_on(self.task(start), saved, self.parts)
+
+    def task(self, start: Start | None = None) -> TrainTask:
+        return replace(make_task([Path("a.h5")]), training=self.training, start=start)
 
     def same_as(self, other: Going, kind: str) -> bool:
         """Whether two are in the same state, to the bit; networks, optimizers or schedulers."""
@@ -500,7 +503,7 @@ def test_a_failing_rank_ends_the_others(tmp_path):
 def test_ranks_that_do_not_fit_the_layout_give_the_equation(tmp_path):
     task = tagger_task(tmp_path, ranks=3)
     found = failure(write_task(tmp_path / "task", task))
-    assert "num_workers x ranks_per_worker = 3 x 1 = 3 ranks, but 1 were started" in found.message
+    assert "3 workers x 1 rank = 3 ranks, but 1 were started" in found.message
 
 
 @pytest.mark.mpi

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from apps.contract import Fingerprint, Layout, Start, TrainTask
+from apps.contract import CENTRAL, Fingerprint, Layout, Start, Training, TrainTask, ranks_of
 from sites.launchers import Shape
 from workflow.ledger import Ledger
 from workflow.search.base import Observation, Proposal
@@ -19,6 +20,9 @@ from workflow.study import Study, StudyFile
 # What a seed is for, so that no two uses share random numbers.
 _SPLIT, _TASK, _SEARCH = 0, 1, 2
 FIRST_POINT_DRAWS = 100
+
+# Choices that decide how many ranks a layout has.
+DECIDE_RANKS = ("training.strategy", "training.exchange.transport")
 
 
 @dataclass(frozen=True)
@@ -138,17 +142,29 @@ def search_rng(study_seed: int, trial: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(study_seed, spawn_key=(_SEARCH, trial)))
 
 
-def shape_of(layout: Layout) -> Shape:
+def shape_of(training: Training, layout: Layout) -> Shape:
+    ranks = ranks_of(training, layout)
     return Shape(
-        num_ranks=layout.num_ranks,
+        num_ranks=ranks.total,
         cores_per_rank=layout.cores_per_rank,
         gpus_per_rank=layout.gpus_per_rank,
+        num_masters=ranks.masters,
+        outlives_ranks=training.strategy in CENTRAL and training.exchange.tolerate_worker_loss,
     )
 
 
 def largest_shape(file: StudyFile) -> Shape:
-    """What a slot must hold: the layout with every searched layout value at its largest."""
-    return shape_of(file.at(dict(_largest_layout(file))).layout)
+    """What a slot must hold: every searched layout value at its largest, of each strategy."""
+    space, largest = file.study.search.space, dict(_largest_layout(file))
+    dimensions = {path: space[path] for path in DECIDE_RANKS if path in space}
+    choices = {path: each.values for path, each in dimensions.items() if isinstance(each, Choice)}
+    shapes = []
+    for values in itertools.product(*choices.values()):
+        study = file.at({**largest, **dict(zip(choices, values, strict=True))})
+        shapes.append(shape_of(study.training, study.layout))
+    num_ranks = max(shape.num_ranks for shape in shapes)
+    most_workers = max(shape.num_ranks - shape.num_masters for shape in shapes)
+    return dataclasses.replace(shapes[0], num_ranks=num_ranks, num_masters=num_ranks - most_workers)
 
 
 def _largest_layout(file: StudyFile) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
-from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths, goal_of
+from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths, goal_of, ranks_of
 from apps.launch import training_line
 from sites.base import Site
 from workflow import plan, preflight, report, runfolder
@@ -106,7 +106,8 @@ def _warnings(study: Study) -> list[str]:
 def _require_horovod(file: StudyFile) -> None:
     """Say so now, and not in every task."""
     training = file.study.training
-    wanted = training.strategy == "allreduce" and training.backend == "horovod"
+    shared = training.strategy == "allreduce" or file.study.layout.ranks_per_worker > 1
+    wanted = shared and training.strategy != "local" and training.backend == "horovod"
     if wanted and importlib.util.find_spec("horovod") is None:
         raise N3LOError(
             "Horovod is missing: type 'make setup', or set training.backend = \"ddp\" in the study"
@@ -136,7 +137,7 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     known = len(ledger.trials_by_number)
     out.print(
         f"{trials} trials x {study.data.folds} folds = {trials * study.data.folds} tasks of "
-        f"{study.layout.num_workers} workers x {study.layout.ranks_per_worker} ranks; "
+        f"{ranks_of(study.training, study.layout)}; "
         f"{known} trials are known from earlier starts"
     )
     for number in _outside(ledger, file):
@@ -160,7 +161,7 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
         out.print(f"t{trial:03d}: {proposal.point}{_said(proposal)}")
         for task in tasks:
             paths = TaskPaths((runs / study.name / task.id).resolve())
-            line = training_line(site.command(plan.shape_of(task.layout)), paths)
+            line = training_line(site.command(plan.shape_of(task.training, task.layout)), paths)
             out.print(f"  {task.id}: {shlex.join(line)}", soft_wrap=True)
 
 

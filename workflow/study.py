@@ -35,6 +35,7 @@ from apps.contract import (
     Plain,
     Section,
     Training,
+    check_ranks,
     require,
 )
 from workflow.expression import Expression
@@ -152,6 +153,7 @@ class Study(Section):
         for key, metric in self._metrics_in_use():
             self._check_metric(key, metric, metrics)
         self._check_folds()
+        check_ranks(self.training, self.layout)
 
     def _check_metric(self, key: str, metric: str, known: list[str]) -> None:
         require(

@@ -55,7 +55,7 @@ class Engine:
 
     def submit(self, task: TrainTask, attempt: int) -> Future[Any]:
         """Start a task, or take its result from the cache."""
-        shape = shape_of(task.layout)
+        shape = shape_of(task.training, task.layout)
         future: Future[Any] = self.app(
             task=dataclasses.asdict(task),
             command=self.site.command(shape),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from apps.contract import N3LOError
-from apps.data import Batch
+from apps.contract import N3LOError, Training
+from apps.data import Batch, Epoch
 from apps.experiment import Supervised
 from apps.topology import Topology
 
@@ -18,10 +20,10 @@ class Local:
     A strategy knows networks and updates, but not what they are for.
     """
 
-    def __init__(self, experiment: Supervised, topology: Topology, clip_norm: float | None) -> None:
+    def __init__(self, experiment: Supervised, topology: Topology, training: Training) -> None:
         self.experiment = experiment
         self.topology = topology
-        self.clip_norm = clip_norm
+        self.training = training
         self.networks: dict[str, nn.Module] = experiment.networks
         self.optimizers: dict[str, Optimizer] = experiment.optimizers()
         self.connect()
@@ -33,6 +35,17 @@ class Local:
                 f"training.strategy: 'local' trains on one rank, but the layout has "
                 f"{self.topology.num_ranks}; set it to 'allreduce'"
             )
+
+    def train(self, epoch: Epoch) -> torch.Tensor:
+        """Train on this rank's part of an epoch, after which all ranks hold the same weights.
+
+        Returns:
+            This rank's sum and count of each metric, (metrics, 2).
+        """
+        sums = self.experiment.no_sums()
+        for batch in epoch:
+            sums += self.step(batch)
+        return sums
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Train on one batch; returns this rank's sum and count of each metric, (metrics, 2)."""
@@ -52,32 +65,44 @@ class Local:
         self.optimizers[network].step()
 
     def clip(self, network: str) -> None:
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.networks[network].parameters(), self.clip_norm)
+        if self.training.clip_norm is not None:
+            parameters = self.networks[network].parameters()
+            nn.utils.clip_grad_norm_(parameters, self.training.clip_norm)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, with the same bits on each of them."""
         return self.topology.sum(tensor)
 
     def average_buffers(self) -> None:
-        """Give all ranks the mean of their BatchNorm statistics, and of other buffers.
+        """Give all ranks the mean of the BatchNorm statistics, and of other buffers.
 
-        Each rank gathers its own from its part of the data.
+        Each rank that trains gathers its own from its part of the data. Whole numbers, such as how
+        many batches there were, are those of the first of them.
         """
-        buffers = [
-            buffer
-            for network in self.experiment.networks.values()
-            for buffer in network.buffers()
-            if buffer.is_floating_point()
-        ]
+        topology = self.topology
+        buffers = [each for net in self.experiment.networks.values() for each in net.buffers()]
         if not buffers:
             return
         flat = torch.cat([buffer.flatten().double() for buffer in buffers])
-        mean = self.sum(flat) / self.topology.num_ranks
-        for buffer, values in zip(
-            buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True
+        own = topology.part
+        means = self.sum(flat if own is not None else flat * 0) / topology.num_parts
+        firsts = self.sum(flat if own == 0 else flat * 0)
+        sizes = [buffer.numel() for buffer in buffers]
+        for buffer, mean, first in zip(
+            buffers, means.split(sizes), firsts.split(sizes), strict=True
         ):
-            buffer.copy_(values.view_as(buffer))
+            buffer.copy_((mean if buffer.is_floating_point() else first).view_as(buffer))
+
+    def facts(self) -> dict[str, float]:
+        """What this strategy measures of an epoch, for its row of the history; collective."""
+        return {}
+
+    def own_state(self) -> dict[str, Any]:
+        """What only this rank knows, and a checkpoint must hold."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `own_state` gave."""
 
     def close(self) -> None:
         """Leave the other ranks; collective."""

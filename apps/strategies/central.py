@@ -1,0 +1,426 @@
+"""What the strategies with a central copy of the weights have in common.
+
+Workers train on weights of their own and exchange with the centre: a master's memory, reached by
+messages, or memory that all reach. Between epochs every rank holds the central weights, so that
+validation, checkpoints and results know nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from apps.contract import N3LOError
+from apps.data import Batch, Epoch
+from apps.strategies.centre import Centre, Op, Rule, pieces_as_parameters
+from apps.strategies.dealer import Dealer, Turn, first_turns
+from apps.strategies.flat import Flat
+from apps.strategies.group import join
+from apps.strategies.local import Local
+from apps.strategies.memory import Memory, memory_of
+from apps.strategies.messages import Link, Manners, Port, Server, Vectors
+from apps.strategies.submasters import SubMaster
+from apps.strategies.window import FIRST, RemoteWindow, SharedWindow, Window
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+NEED_WHOLE_LAYERS = ("muon", "adafactor")  # all other optimizers work element by element
+BROADCAST_BYTES = 2**28
+
+
+class Central(Local):
+    """An algorithm says what a worker does with a gradient, and what it exchanges.
+
+    The training of one batch is: for each update, a gradient, then `move` (without an exchange) or
+    `push` (with one). An exchange comes after every `sync_every` batches, with the update that a
+    gradient belongs to, or for all networks at the end of the batch.
+    """
+
+    sub_master: type[SubMaster]
+    centre_steps = False  # whether the optimizer moves the centre; else it moves workers
+    turns_ahead = 1  # turns of a worker before the first answer
+    own_weights = False  # whether a worker goes on from its own weights in the next epoch
+
+    def connect(self) -> None:
+        topology, training, self.exchange = self.topology, self.training, self.training.exchange
+        name = training.optimizer["name"].replace("_", "").lower()
+        if name in NEED_WHOLE_LAYERS:
+            raise N3LOError(
+                f"training.optimizer: '{name}' needs whole layers, and strategy "
+                f"'{training.strategy}' takes the weights in pieces; choose another"
+            )
+        self.place = topology.place
+        self._comm = topology.comm.Dup()  # messages of exchanges, apart from all others
+        self.group = self._join_group()
+        self._same_start()
+        direct = self.exchange.transport == "messages"
+        num_parts = topology.ranks.masters if len(self._roots()) > 1 else 1
+        self.flat = Flat(self.networks, num_parts)
+        self.optimizers = self.experiment.optimizers(pieces_as_parameters(self.flat))
+        self.clip_norm = training.clip_norm
+        self._window = None if direct else self._open_window()
+        self._memories: dict[int, Memory] = {}
+        self._answered: list[Turn] = []
+        self._thread = ThreadPoolExecutor(max_workers=1) if self.exchange.overlap else None
+        self._lost: list[int] = []
+        self._counts: Counter[int] = Counter()
+        if direct and self.place.parents and self._leads:
+            self._port: Port = Link(self._comm, self.place.parents, self.flat)
+        elif self._window is not None:
+            self._port = self._window
+        if self.exchange.tolerate_worker_loss:
+            self._require_tolerance()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set up the memory that the algorithm needs."""
+
+    # -- an epoch ----------------------------------------------------------------------------------
+
+    def train(self, epoch: Epoch) -> torch.Tensor:
+        self.flat.check()
+        size, steps = self.exchange.sync_every, epoch.num_steps
+        sums = self.experiment.no_sums()
+        self._counts.clear()
+        if self._window is not None:
+            worker = self.place.worker if self.place.trains else None
+            self._window.start_epoch(worker, steps, size, self.turns_ahead)
+        if self.place.trains:
+            sums = self._work(epoch)
+        elif self._window is None:
+            self._serve(steps)
+        self._gather(sums)
+        return sums
+
+    def _work(self, epoch: Epoch) -> torch.Tensor:
+        sums = self.experiment.no_sums()
+        if isinstance(port := getattr(self, "_port", None), Link):
+            port.start_epoch()
+        self.start_epoch()
+        turns = deque(
+            first_turns(
+                self.place.worker, epoch.num_steps, self.exchange.sync_every, self.turns_ahead
+            )
+        )
+        while turns:
+            turn = turns.popleft()
+            for step in range(turn.first, turn.first + turn.count):
+                is_last = step == turn.first + turn.count - 1
+                sums += self._train_batch(epoch.batch(turn.owner, step), is_last)
+            turns += self._new_turns()
+            if not turns:  # what is on its way may bring more
+                self.settle()
+                turns += self._new_turns()
+        self.end_epoch()
+        if self._leads:
+            self._port.finish()
+        return sums
+
+    def _train_batch(self, batch: Batch, exchanges: bool) -> torch.Tensor:
+        sums, moved = [], {}
+        at_update = exchanges and self.exchange.per == "update"
+        self._wants_turn = exchanges and self._leads
+        self.before(exchanges)
+        # Ranks of a worker are averaged with equal weights, but their batches differ by an event.
+        share = batch.num_events * self.group.comm.size / batch.num_global
+        for update in self.experiment.updates(self.networks, batch):
+            gradient = self.flat.gradient
+            gradient.zero_()
+            (update.loss * share).backward()
+            part = gradient[self.flat.parts[update.network]]
+            self.group.average(part)
+            if self.clip_norm is not None:
+                norm = torch.linalg.vector_norm(part)
+                part.mul_(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
+            self.gather(update.network, batch.num_global)
+            if at_update:
+                self.push(update.network, has_moved=False)
+            else:
+                self.move(update.network)
+            moved[update.network] = True
+            sums.append(update.sums)
+        if exchanges and not at_update:
+            for network in moved:
+                self.push(network, has_moved=True)
+        return torch.stack(sums).sum(dim=0)
+
+    def _gather(self, sums: torch.Tensor) -> None:
+        """Give every rank the central weights, once all have ended the epoch."""
+        self._note_steps()
+        if self.exchange.tolerate_worker_loss:
+            self._leave_out_the_dead()
+        if self._window is not None:
+            self._window.end_epoch()
+            self._counts.update(self._window.staleness)
+        if isinstance(self._window, SharedWindow):
+            return
+        for number, root in enumerate(self._roots()):
+            for pieces in self.flat.pieces.values():
+                owned = [piece.where for piece in pieces if piece.master == number]
+                if owned:
+                    self._broadcast(slice(owned[0].start, owned[-1].stop), root)
+
+    def _broadcast(self, part: slice, root: int) -> None:
+        step = BROADCAST_BYTES // self.flat.values.element_size()
+        for at in range(part.start, part.stop, step):
+            piece = self.flat.values[at : min(at + step, part.stop)]
+            host = piece.cpu()  # the same memory, unless it is on a GPU
+            self.topology.comm.Bcast([host.view(torch.uint8).numpy(), MPI.BYTE], root)
+            if host.data_ptr() != piece.data_ptr():
+                piece.copy_(host)
+
+    # -- what an algorithm does --------------------------------------------------------------------
+
+    def start_epoch(self) -> None:
+        """On a worker, whose networks hold the central weights."""
+
+    def before(self, exchanges: bool) -> None:
+        """On a worker, before a batch."""
+
+    def gather(self, network: str, events: int) -> None:
+        """There is a new gradient, the mean over so many events."""
+
+    def move(self, network: str) -> None:
+        """Move by the gradient alone."""
+
+    def push(self, network: str, has_moved: bool) -> None:
+        """Exchange.
+
+        Args:
+            has_moved: whether `move` was called for the last gradient.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait for the exchanges that are on their way."""
+
+    def end_epoch(self) -> None:
+        """On a worker, after its last exchange."""
+
+    # -- for the algorithms ------------------------------------------------------------------------
+
+    def part(self, network: str) -> slice:
+        return self.flat.parts[network]
+
+    def lr(self, network: str) -> float:
+        return float(self.optimizers[network].param_groups[0]["lr"])
+
+    def vector(self) -> torch.Tensor:
+        """A vector of zeros, as long as the weights."""
+        return torch.zeros_like(self.flat.values)
+
+    def ask(self, op: Op, network: str, vectors: Pair, events: int = 0) -> None:
+        """Exchange a network's part of two vectors, if this rank leads its worker.
+
+        Args:
+            vectors: what goes out and what comes in; may be the same.
+            events: that the first was computed from.
+        """
+        if self._leads:
+            self._exchange(op, network, vectors, events, self._wants(op), None)
+
+    def ask_ahead(
+        self,
+        op: Op,
+        network: str,
+        vectors: Pair,
+        events: int = 0,
+        known: np.ndarray | None = None,
+    ) -> Future[None] | None:
+        """The same in a thread, while this one computes.
+
+        Args:
+            known: the version of the weights that the vector was computed with.
+        """
+        if not self._leads:
+            return None
+        wants_turn = self._wants(op)
+        return self._thread.submit(self._exchange, op, network, vectors, events, wants_turn, known)
+
+    def known(self, network: str) -> np.ndarray | None:
+        """The version of the weights that came last, on the rank that leads."""
+        return self._port.known(network) if self._leads else None
+
+    def _wants(self, op: Op) -> bool:
+        """One of the exchanges of a turn asks for the next one."""
+        wants_turn = self._wants_turn and op.receives
+        self._wants_turn = self._wants_turn and not wants_turn
+        return wants_turn
+
+    def _exchange(
+        self,
+        op: Op,
+        network: str,
+        vectors: Pair,
+        events: int,
+        wants_turn: bool,
+        known: np.ndarray | None,
+    ) -> None:
+        memories = Vectors(*map(self._memory, vectors))
+        turn = self._port.exchange(op, network, memories, events, wants_turn, known)
+        if turn is not None and turn.count:
+            self._answered.append(turn)
+
+    def _memory(self, vector: torch.Tensor) -> Memory:
+        key = vector.data_ptr()
+        if key not in self._memories:
+            self._memories[key] = memory_of(vector, self.exchange.gpu_aware)
+        return self._memories[key]
+
+    # -- masters -----------------------------------------------------------------------------------
+
+    def _serve(self, num_steps: int) -> None:
+        place, exchange = self.place, self.exchange
+        places = self.topology.places
+        lowest = places[place.children[0]].trains
+        children = {
+            child: places[child].worker for child in place.children if child not in self._lost
+        }
+        dealer = None
+        if lowest:
+            numbers = tuple(children.values())
+            dealer = Dealer(numbers, num_steps, exchange.sync_every, self.turns_ahead)
+        number = self.topology.rank if len(self._roots()) > 1 else 0
+        pieces = [
+            [piece for piece in each if piece.master == number]
+            for each in self.flat.pieces.values()
+        ]
+        centre = self._centre(len(place.children))
+        server = Server(
+            self._comm,
+            children,
+            pieces,
+            centre,
+            dealer,
+            Manners(
+                exchange.synchronous,
+                exchange.backup_workers if lowest else 0,
+                self._shares_core(),
+                exchange.tolerate_worker_loss,
+            ),
+        )
+        server.serve()
+        self._lost += server.lost
+        if self.topology.is_first:
+            self._counts.update(centre.staleness)
+
+    def _centre(self, num_children: int) -> Centre:
+        exchange, place = self.exchange, self.place
+        versions = np.zeros(len(self.flat.pieces), np.int64)
+        common = (self.flat.values, self.optimizers, self._rule(num_children), versions)
+        if not place.parents:
+            return Centre(*common)
+        self._port.start_epoch()
+        every = exchange.pass_on_every or num_children
+        if exchange.synchronous:
+            every = 1
+        return self.sub_master(self._port, list(self.flat.pieces), every, *common)
+
+    def _rule(self, num_children: int) -> Rule:
+        return Rule(self.exchange.elastic_force / num_children, self.exchange.staleness_lr)
+
+    def _roots(self) -> list[int]:
+        """The masters that have no master: of parts of the weights, if they are several."""
+        places, masters = self.topology.places, range(self.topology.ranks.masters)
+        return [rank for rank in masters if not places[rank].parents] or [FIRST]
+
+    def _shares_core(self) -> bool:
+        wait = self.exchange.masters_wait
+        if wait != "auto":
+            return wait == "sleep"
+        node = self.topology.node_ranks * torch.get_num_threads()
+        return node > len(os.sched_getaffinity(0))
+
+    # -- set-up ------------------------------------------------------------------------------------
+
+    @property
+    def _leads(self) -> bool:
+        return self.group.leads if self.place.trains else True
+
+    def _join_group(self) -> Any:
+        topology = self.topology
+        color = topology.place.worker if topology.place.trains else MPI.UNDEFINED
+        comm = topology.comm.Split(color, topology.rank)
+        return None if comm == MPI.COMM_NULL else join(comm, topology.device, self.training.backend)
+
+    def _same_start(self) -> None:
+        for network in self.networks.values():
+            values = {name: value.cpu() for name, value in network.state_dict().items()}
+            network.load_state_dict(self.topology.comm.bcast(values))
+
+    def _open_window(self) -> Window:
+        topology, training = self.topology, self.training
+        num_workers = topology.ranks.workers
+        optimizers = self.optimizers if self.centre_steps else {}
+        common = (topology.comm, self.flat, num_workers, optimizers)
+        rule = self._rule(num_workers)
+        if self.exchange.transport == "window":
+            return SharedWindow(*common, training.optimizer, rule)
+        self.check_can_add()
+        return RemoteWindow(*common, rule)
+
+    def check_can_add(self) -> None:
+        """See that the algorithm can do with a centre that only adds."""
+
+    def _require_tolerance(self) -> None:
+        try:
+            self._comm.Get_failed().Free()
+        except (NotImplementedError, MPI.Exception) as error:
+            raise N3LOError(
+                "training.exchange.tolerate_worker_loss: this MPI cannot go on without a rank "
+                f"({MPI.Get_library_version().split(',')[0]}, {error}); set it to false"
+            ) from error
+
+    # -- small things ------------------------------------------------------------------------------
+
+    def _new_turns(self) -> list[Turn]:
+        """Those that came with answers, on all ranks of the worker."""
+        turns = list(self._answered)
+        self._answered.clear()
+        return turns if self.group.comm.size == 1 else self.group.comm.bcast(turns)
+
+    def _note_steps(self) -> None:
+        """A schedule warns where its optimizer made no step; here another rank's did."""
+        for optimizer in self.optimizers.values():
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = None
+            optimizer.step()
+
+    def _leave_out_the_dead(self) -> None:
+        self.topology.leave_out_the_dead()
+
+    def facts(self) -> dict[str, float]:
+        gathered: Sequence[Counter[int]] = self.topology.comm.allgather(self._counts)
+        self.staleness = sum(gathered, Counter())
+        updates = self.staleness.total()
+        total = sum(staleness * count for staleness, count in self.staleness.items())
+        return {
+            "updates": updates,
+            "staleness": total / max(1, updates),
+            "staleness_max": max(self.staleness, default=0),
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        if self.topology.is_first or isinstance(self._window, SharedWindow):
+            return {}
+        optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
+        has_state = any(each["state"] for each in optimizers.values())
+        return {"optimizers": optimizers} if has_state else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        for name, each in state.get("optimizers", {}).items():
+            self.optimizers[name].load_state_dict(each)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self.group is not None:
+            self.group.close()
+        self.topology.comm.Barrier()

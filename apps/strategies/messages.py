@@ -1,0 +1,416 @@
+"""The exchange by messages: what a worker does (`Link`), and what a master does (`Server`).
+
+A request is a few whole numbers, then the worker's vector piece by piece; the answer likewise. The
+master works on a piece while the next one arrives, and its answer leaves at once: on one node the
+worker's core copies while the master's core adds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from apps.contract import N3LOError
+from apps.strategies.centre import Centre, Op
+from apps.strategies.dealer import Dealer, Turn
+from apps.strategies.flat import PIECE_BYTES, Flat, Piece, zeros
+from apps.strategies.memory import Memory
+
+REQUEST, REQUESTED, ANSWER, ANSWERED = range(1, 5)  # tags: numbers and vector, each way
+SPIN_S = 1e-4  # a master that shares its core looks so long without a pause
+PAUSE_S = 1e-4
+
+
+class Request(NamedTuple):
+    op: int
+    network: int
+    version: int  # of the weights that the vector was computed with
+    events: int  # that the gradient is the mean of
+    wants_turn: int = 0
+
+
+class Answer(NamedTuple):
+    version: int
+    owner: int  # of the next turn
+    first: int
+    count: int
+
+
+class Vectors(NamedTuple):
+    """A worker's memory for exchanges; the same vector may be both."""
+
+    outgoing: Memory
+    incoming: Memory
+
+
+class Port(Protocol):
+    """How a worker reaches the central weights."""
+
+    def exchange(
+        self,
+        op: Op,
+        network: str,
+        vectors: Vectors,
+        events: int = 0,
+        wants_turn: bool = False,
+        known: np.ndarray | None = None,
+    ) -> Turn | None:
+        """Do one exchange of a network's part; returns the next turn, if it is wanted.
+
+        Args:
+            events: that the vector was computed from.
+            known: version of the weights that it was computed with, if not the last that came.
+        """
+
+    def known(self, network: str) -> np.ndarray:
+        """The version of the weights that came last."""
+
+    def finish(self) -> None:
+        """Nothing more will come from this worker in this epoch."""
+
+
+class Link:
+    """The way to a master, or to several that each own a part of the weights.
+
+    Args:
+        masters: their ranks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, masters: tuple[int, ...], flat: Flat) -> None:
+        self._comm, self._masters = comm, masters
+        self._networks = list(flat.pieces)
+        self.pieces = {
+            name: sorted(pieces, key=lambda piece: _round(piece, pieces))
+            for name, pieces in flat.pieces.items()
+        }
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Versions are counted from the weights that all ranks begin an epoch with."""
+        shape = (len(self._masters), len(self._networks))
+        self.versions = np.zeros(shape, np.int64)  # of the weights that this worker computes with
+        self._pulled = np.zeros(shape, np.int64)
+
+    def exchange(
+        self,
+        op: Op,
+        network: str,
+        vectors: Vectors,
+        events: int = 0,
+        wants_turn: bool = False,
+        known: np.ndarray | None = None,
+    ) -> Turn | None:
+        """See `Port`; there is a version of each master."""
+        comm, pieces, number = self._comm, self.pieces[network], self._networks.index(network)
+        outgoing, incoming = vectors
+        if op.sends:
+            outgoing.fetch(pieces)
+        answers = np.empty((len(self._masters), len(Answer._fields)), np.int64)
+        heads, parts, sent = [], [], []
+        for at, master in enumerate(self._masters):
+            if op.receives:
+                heads.append(comm.Irecv(answers[at], master, ANSWER))
+            version = int((self.known(network) if known is None else known)[at])
+            request = Request(op, number, version, events, int(wants_turn and at == 0))
+            sent.append(comm.Isend(np.array(request, np.int64), master, REQUEST))
+        if op.receives:
+            for piece in pieces:
+                master = self._masters[piece.master]
+                parts.append(comm.Irecv(incoming.raw(piece), master, ANSWERED))
+        if op.sends:
+            for piece in pieces:
+                outgoing.ready(piece)
+                master = self._masters[piece.master]
+                sent.append(comm.Isend(outgoing.raw(piece), master, REQUESTED))
+        for piece, part in zip(pieces, parts, strict=False):
+            part.Wait()
+            incoming.store(piece)
+        MPI.Request.Waitall([*heads, *sent])
+        if op is Op.PULL:
+            self._pulled[:, number] = answers[:, 0]
+        elif op is Op.ADD:  # of what was pulled and this update
+            self.versions[:, number] = self._pulled[:, number] + 1
+        else:
+            self.versions[:, number] = answers[:, 0]
+        return Turn(*map(int, answers[0, 1:])) if wants_turn else None
+
+    def known(self, network: str) -> np.ndarray:
+        return self.versions[:, self._networks.index(network)].copy()
+
+    def finish(self) -> None:
+        for master in self._masters:
+            self._comm.Send(np.array(Request(Op.DONE, 0, 0, 0), np.int64), master, REQUEST)
+
+
+def _round(piece: Piece, pieces: list[Piece]) -> tuple[int, int]:
+    """Sorts pieces so that all masters have work at once."""
+    first = next(each.number for each in pieces if each.master == piece.master)
+    return piece.number - first, piece.master
+
+
+# -- masters ---------------------------------------------------------------------------------------
+
+
+class Manners(NamedTuple):
+    """How a master treats its children."""
+
+    synchronous: bool  # waits for all of them but `backup` before the weights move
+    backup: int
+    sleeps: bool  # pauses between looks, because its core is shared
+    survives: bool  # leaves out one that died; else its death is raised
+
+
+class Server:
+    """A master during one epoch: it serves its children until each has said that it is done.
+
+    Children are served in the order of their requests, and none twice while another waits.
+
+    Args:
+        children: ranks of workers, with the number of each, or of sub-masters.
+        pieces: of each network, those that this master owns.
+        dealer: of the workers' turns; None where the children are sub-masters.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        children: dict[int, int],
+        pieces: list[list[Piece]],
+        centre: Centre,
+        dealer: Dealer | None,
+        manners: Manners,
+    ) -> None:
+        self._comm = comm
+        self._pieces = pieces
+        self._centre, self._dealer, self._workers = centre, dealer, children
+        self._synchronous, self._backup, self._sleeps, self._survives = manners
+        self._memory = Memory(centre.values)
+        self._staging = _Staging(centre.values.dtype)
+        self._requests = {child: np.empty(len(Request._fields), np.int64) for child in children}
+        self._expected = {child: self._expect(child) for child in children}
+        self._waiting: dict[int, Request] = {}  # children of a synchronous master, in order
+        self._answers: list[MPI.Request] = []
+        self.lost: list[int] = []
+
+    def serve(self) -> None:
+        """Until the epoch is over."""
+        while self._expected:
+            for child in self._asking():
+                request = Request(*map(int, self._requests[child]))
+                if request.op == Op.DONE:
+                    del self._expected[child]
+                    self._waiting.pop(child, None)
+                elif self._synchronous and Op(request.op) in (Op.STEP, Op.ELASTIC):
+                    self._take_part(child, request)
+                else:
+                    self._guarded(child, lambda: self._serve(child, request))  # noqa: B023
+                self._serve_waiting()
+        self._centre.finish()
+
+    def _expect(self, child: int) -> MPI.Request:
+        return self._comm.Irecv(self._requests[child], child, REQUEST)
+
+    def _asking(self) -> Iterator[int]:
+        """Children whose request is there; each once, then a new look from the first on."""
+        since = time.perf_counter()
+        while True:
+            found = [child for child in list(self._expected) if self._has_asked(child)]
+            if found or not self._expected:
+                break
+            if self._sleeps and time.perf_counter() - since > SPIN_S:
+                time.sleep(PAUSE_S)
+        yield from found
+
+    def _has_asked(self, child: int) -> bool:
+        if child in self._waiting:
+            return False
+        try:
+            return self._expected[child].Test()
+        except MPI.Exception as error:
+            self._lose(child, error)
+            return False
+
+    # -- one child ---------------------------------------------------------------------------------
+
+    def _serve(self, child: int, request: Request) -> None:
+        op, network = Op(request.op), request.network
+        centre = self._centre
+        centre.begin(op, network, request.version, request.events)
+        pieces = self._pieces[network]
+        data = self._received(child, pieces) if op.sends else ((piece, None) for piece in pieces)
+        answered = False
+        for piece, vector in data:
+            answer = centre.apply(op, network, piece, vector, vector)
+            if answer is not None:
+                self._answer(child, piece, answer, vector)
+                answered = True
+        centre.end(op, network)
+        if op.receives:
+            self._conclude(child, request, None if answered else pieces)
+        self._complete()
+        self._expected[child] = self._expect(child)
+
+    # -- all children at once ----------------------------------------------------------------------
+
+    def _take_part(self, child: int, request: Request) -> None:
+        """Let a child wait for the others; one that is late gets the weights, for nothing."""
+        if request.version < self._centre.versions[request.network]:
+            for _ in self._received(child, self._pieces[request.network]):
+                pass
+            self._conclude(child, request, self._pieces[request.network])
+            self._complete()
+            self._expected[child] = self._expect(child)
+        else:
+            self._waiting[child] = request
+
+    def _serve_waiting(self) -> None:
+        """Also after a child is done: the others may have waited for it alone."""
+        needed = max(1, len(self._expected) - self._backup)
+        if not self._waiting or len(self._waiting) < needed:
+            return
+        taking_part = dict(sorted(self._waiting.items()))
+        self._waiting.clear()
+        request = next(iter(taking_part.values()))
+        op, network, pieces = Op(request.op), request.network, self._pieces[request.network]
+        events = sum(each.events for each in taking_part.values())
+        self._centre.begin(op, network, request.version, events)
+        together = self._step if op is Op.STEP else self._pull_together
+        answered = [together(taking_part, network, piece) for piece in pieces]
+        self._centre.end(op, network)
+        for child, each in taking_part.items():
+            self._conclude(child, each, None if all(answered) else pieces)
+        self._complete()
+        for child in taking_part:
+            self._expected[child] = self._expect(child)
+
+    def _step(self, children: dict[int, Request], network: int, piece: Piece) -> bool:
+        """Move by the mean gradient of all events; returns whether that was the answer."""
+        events = sum(request.events for request in children.values())
+        mean = self._staging.sum(piece)
+        for child, request in children.items():
+            for _, gradient in self._received(child, [piece]):
+                mean.add_(gradient, alpha=request.events / events)
+        answer = self._centre.apply(Op.STEP, network, piece, mean, mean)
+        if answer is None:
+            return False
+        for child in children:
+            self._answer(child, piece, answer)
+        return True
+
+    def _pull_together(self, children: dict[int, Request], network: int, piece: Piece) -> bool:
+        """All elastic forces are of the same theta."""
+        total = self._staging.sum(piece)
+        for child in children:
+            for _, own in self._received(child, [piece]):
+                total.add_(self._centre.force(piece, own, own))
+                self._answer(child, piece, own, own)
+        self._centre.apply(Op.ADD, network, piece, total, total)
+        return True
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _received(self, child: int, pieces: list[Piece]) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """A child's vector, piece by piece, in memory that is reused.
+
+        One piece stays in the cache between arriving and being worked on.
+        """
+        for piece in pieces:
+            memory = self._staging.next(piece)
+            self._comm.Recv(memory.raw(self._staging.as_piece(piece)), child, REQUESTED)
+            yield piece, memory.host[: piece.where.stop - piece.where.start]
+
+    def _answer(
+        self, child: int, piece: Piece, vector: torch.Tensor, staged: torch.Tensor | None = None
+    ) -> None:
+        """Send a piece of theta, or of what lies in the staging memory."""
+        if vector is staged:
+            memory = self._staging.current
+            sent = self._comm.Isend(memory.raw(self._staging.as_piece(piece)), child, ANSWERED)
+            self._staging.sending(sent)
+        else:
+            self._answers.append(self._comm.Isend(self._memory.raw(piece), child, ANSWERED))
+
+    def _conclude(self, child: int, request: Request, pieces: list[Piece] | None) -> None:
+        """Send the numbers of an answer, and pieces of theta that were not sent yet."""
+        turn = Turn(0, 0, 0)
+        if request.wants_turn and self._dealer is not None:
+            turn = self._dealer.deal(self._workers[child])
+        answer = Answer(int(self._centre.versions[request.network]), *turn)
+        self._answers.append(self._comm.Isend(np.array(answer, np.int64), child, ANSWER))
+        for piece in pieces or []:
+            self._answer(child, piece, self._centre.values)
+
+    def _complete(self) -> None:
+        """Before theta may move again, all of it that was sent must have arrived."""
+        MPI.Request.Waitall(self._answers)
+        self._answers.clear()
+        self._staging.complete()
+
+    # -- children that die -------------------------------------------------------------------------
+
+    def _guarded(self, child: int, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except MPI.Exception as error:
+            self._lose(child, error)
+
+    def _lose(self, child: int, error: MPI.Exception) -> None:
+        if not (self._survives and error.Get_error_class() == MPI.ERR_PROC_FAILED):
+            raise error
+        self._answers.clear()
+        self._staging.drop()
+        self._expected.pop(child, None)
+        self._waiting.pop(child, None)
+        self.lost.append(child)
+        if self._dealer is not None:
+            self._dealer.lose(self._workers[child])
+        if not self._expected:
+            raise N3LOError("all workers of a master died") from error
+
+
+class _Staging:
+    """Memory for one piece at a time; a second, because an answer may still be on its way."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        size = PIECE_BYTES // dtype.itemsize
+        self._memories = deque(Memory(zeros(size, dtype)) for _ in range(2))
+        self._sends: deque[MPI.Request | None] = deque([None, None])
+        self._sum = zeros(size, dtype)
+
+    @property
+    def current(self) -> Memory:
+        return self._memories[0]
+
+    def next(self, piece: Piece) -> Memory:
+        """Where a piece is received."""
+        if self._sends[0] is not None:  # it is not free yet
+            self._memories.rotate()
+            self._sends.rotate()
+        if self._sends[0] is not None:
+            self._sends[0].Wait()
+            self._sends[0] = None
+        return self._memories[0]
+
+    def sum(self, piece: Piece) -> torch.Tensor:
+        return self._sum[: piece.where.stop - piece.where.start].zero_()
+
+    @staticmethod
+    def as_piece(piece: Piece) -> Piece:
+        """The same piece, at the start of the memory."""
+        return piece._replace(where=slice(0, piece.where.stop - piece.where.start))
+
+    def sending(self, request: MPI.Request) -> None:
+        self._sends[0] = request
+
+    def complete(self) -> None:
+        MPI.Request.Waitall([each for each in self._sends if each is not None])
+        self.drop()
+
+    def drop(self) -> None:
+        self._sends = deque([None, None])
