@@ -30,6 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any, ClassVar
 
 import mpi4py
 
@@ -40,7 +41,11 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from apps.contract import write_json
+from apps.contract import Exchange, Layout, Training, write_json
+from apps.experiment import Supervised
+from apps.strategies import create
+from apps.strategies.centre import Op
+from apps.topology import Topology
 from sites.launchers import Shape, mpirun
 
 RESULTS = Path(__file__).parent / "results" / "parameter_exchange.json"
@@ -214,6 +219,60 @@ class Nnlo(Pickled):
         return tensors
 
 
+class Ours(Method):
+    """N3LO's downpour with plain SGD, in the layout that `exchange` and `layout` name.
+
+    The gradient is written into the strategy's own memory, as the backward pass does.
+    """
+
+    exchange_settings: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, comm: MPI.Comm, n: int) -> None:
+        self.comm, self.num_workers = comm, comm.size - self.num_masters
+        training = Training(
+            strategy="downpour",
+            loss="mse",
+            optimizer={"name": "sgd", "lr": LR},
+            exchange=Exchange(**self.exchange_settings),
+        )
+        layout = Layout(num_workers=self.num_workers, num_masters=max(1, self.num_masters))
+        topology = Topology.start(training, layout, comm)
+        model = torch.nn.Module()
+        model.weights = torch.nn.Parameter(torch.zeros(n))
+        self.strategy = create(training, Supervised(model, training), topology)
+        flat = self.strategy.flat
+        self.params, self.gradient = flat.values, flat.gradient
+        self.gradient.fill_(GRADIENT)
+        self.strategy.open(num_steps=1)
+
+    def serve(self) -> None:
+        self.strategy.serve(num_steps=1)
+
+    def exchange(self) -> None:
+        self.strategy.ask(Op.STEP, "model", (self.gradient, self.params), events=1)
+
+    def stop(self) -> None:
+        self.strategy.finish()
+
+
+class Sharded(Ours):
+    """Two masters, each of one half."""
+
+    num_masters = 2
+
+
+class Window(Ours):
+    num_masters = 0
+    exchange_settings: ClassVar[dict[str, Any]] = {"transport": "window"}
+
+
+class OneSided(Ours):
+    exchange_settings: ClassVar[dict[str, Any]] = {"transport": "one_sided"}
+
+    def serve(self) -> None:
+        """The memory serves itself."""
+
+
 METHODS: dict[str, type[Method]] = {
     "limit": Limit,
     "add": Add,
@@ -221,6 +280,10 @@ METHODS: dict[str, type[Method]] = {
     "pickled": Pickled,
     "nnlo": Nnlo,
     "flat": Flat,
+    "messages": Ours,
+    "sharded": Sharded,
+    "window": Window,
+    "one_sided": OneSided,
 }
 
 

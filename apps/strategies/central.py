@@ -68,13 +68,13 @@ class Central(Local):
         self._window = None if direct else self._open_window()
         self._memories: dict[int, Memory] = {}
         self._answered: list[Turn] = []
+        self._wants_turn = False
         self._thread = ThreadPoolExecutor(max_workers=1) if self.exchange.overlap else None
         self._lost: list[int] = []
         self._counts: Counter[int] = Counter()
+        self._port: Port | None = self._window
         if direct and self.place.parents and self._leads:
-            self._port: Port = Link(self._comm, self.place.parents, self.flat)
-        elif self._window is not None:
-            self._port = self._window
+            self._port = Link(self._comm, self.place.parents, self.flat)
         if self.exchange.tolerate_worker_loss:
             self._require_tolerance()
         self.prepare()
@@ -86,23 +86,25 @@ class Central(Local):
 
     def train(self, epoch: Epoch) -> torch.Tensor:
         self.flat.check()
-        size, steps = self.exchange.sync_every, epoch.num_steps
-        sums = self.experiment.no_sums()
         self._counts.clear()
+        self.open(epoch.num_steps)
+        sums = self._work(epoch) if self.place.trains else self.experiment.no_sums()
+        if not self.place.trains and self._window is None:
+            self.serve(epoch.num_steps)
+        self._gather()
+        return sums
+
+    def open(self, num_steps: int) -> None:
+        """Begin an epoch, in which every worker has so many steps; collective."""
         if self._window is not None:
             worker = self.place.worker if self.place.trains else None
-            self._window.start_epoch(worker, steps, size, self.turns_ahead)
-        if self.place.trains:
-            sums = self._work(epoch)
-        elif self._window is None:
-            self._serve(steps)
-        self._gather(sums)
-        return sums
+            size = self.exchange.sync_every
+            self._window.start_epoch(worker, num_steps, size, self.turns_ahead)
+        elif isinstance(self._port, Link):
+            self._port.start_epoch()
 
     def _work(self, epoch: Epoch) -> torch.Tensor:
         sums = self.experiment.no_sums()
-        if isinstance(port := getattr(self, "_port", None), Link):
-            port.start_epoch()
         self.start_epoch()
         turns = deque(
             first_turns(
@@ -119,8 +121,7 @@ class Central(Local):
                 self.settle()
                 turns += self._new_turns()
         self.end_epoch()
-        if self._leads:
-            self._port.finish()
+        self.finish()
         return sums
 
     def _train_batch(self, batch: Batch, exchanges: bool) -> torch.Tensor:
@@ -151,7 +152,7 @@ class Central(Local):
                 self.push(network, has_moved=True)
         return torch.stack(sums).sum(dim=0)
 
-    def _gather(self, sums: torch.Tensor) -> None:
+    def _gather(self) -> None:
         """Give every rank the central weights, once all have ended the epoch."""
         self._note_steps()
         if self.exchange.tolerate_worker_loss:
@@ -209,6 +210,11 @@ class Central(Local):
     def part(self, network: str) -> slice:
         return self.flat.parts[network]
 
+    @property
+    def x(self) -> torch.Tensor:
+        """A worker's own weights, (n,)."""
+        return self.flat.values
+
     def lr(self, network: str) -> float:
         return float(self.optimizers[network].param_groups[0]["lr"])
 
@@ -244,6 +250,11 @@ class Central(Local):
         wants_turn = self._wants(op)
         return self._thread.submit(self._exchange, op, network, vectors, events, wants_turn, known)
 
+    def finish(self) -> None:
+        """On a worker: no exchange follows in this epoch."""
+        if self._leads:
+            self._port.finish()
+
     def known(self, network: str) -> np.ndarray | None:
         """The version of the weights that came last, on the rank that leads."""
         return self._port.known(network) if self._leads else None
@@ -276,7 +287,8 @@ class Central(Local):
 
     # -- masters -----------------------------------------------------------------------------------
 
-    def _serve(self, num_steps: int) -> None:
+    def serve(self, num_steps: int) -> None:
+        """On a master: answer workers until all have ended their epoch."""
         place, exchange = self.place, self.exchange
         places = self.topology.places
         lowest = places[place.children[0]].trains
@@ -285,8 +297,13 @@ class Central(Local):
         }
         dealer = None
         if lowest:
-            numbers = tuple(children.values())
-            dealer = Dealer(numbers, num_steps, exchange.sync_every, self.turns_ahead)
+            dealer = Dealer(
+                tuple(places[child].worker for child in place.children),
+                num_steps,
+                exchange.sync_every,
+                self.turns_ahead,
+                absent=[places[child].worker for child in place.children if child in self._lost],
+            )
         number = self.topology.rank if len(self._roots()) > 1 else 0
         pieces = [
             [piece for piece in each if piece.master == number]
@@ -317,7 +334,6 @@ class Central(Local):
         common = (self.flat.values, self.optimizers, self._rule(num_children), versions)
         if not place.parents:
             return Centre(*common)
-        self._port.start_epoch()
         every = exchange.pass_on_every or num_children
         if exchange.synchronous:
             every = 1

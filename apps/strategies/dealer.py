@@ -7,6 +7,7 @@ slows only itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Dealer:
         num_steps: of each.
         size: the most steps of a turn.
         ahead: turns that every worker takes at the start without asking (`first_turns`).
+        absent: workers that died in an earlier epoch; the others do all of their steps.
         bounds: (workers, 2) whole numbers for the steps of each that are left, from and to; may be
             memory that several processes share.
     """
@@ -38,6 +40,8 @@ class Dealer:
         num_steps: int,
         size: int,
         ahead: int = 1,
+        *,
+        absent: Collection[int] = (),
         bounds: np.ndarray | None = None,
     ) -> None:
         self._row = {worker: row for row, worker in enumerate(workers)}
@@ -51,6 +55,8 @@ class Dealer:
         self._returned: list[Turn] = []
         if bounds is None:
             self.reset()
+        for worker in absent:
+            self.lose(worker)
 
     def reset(self) -> None:
         """Set the steps that are left after the first turns."""

@@ -51,6 +51,10 @@ class Easgd(Central):
         self._velocity = self.vector() if self._looks_ahead else None
         self._on_its_way: dict[str, Future[None] | None] = {}
 
+    @property
+    def x(self) -> torch.Tensor:
+        return self._own if self._looks_ahead else self.flat.values
+
     def start_epoch(self) -> None:
         if self._has_own:
             self.flat.values.copy_(self._own)
@@ -60,9 +64,9 @@ class Easgd(Central):
 
     def before(self, exchanges: bool) -> None:
         if exchanges and self.exchange.overlap:
-            x = self._own if self._looks_ahead else self.flat.values
             for network in self.networks:
-                self._on_its_way[network] = self.ask_ahead(Op.ELASTIC, network, (x, self._force))
+                vectors = self.x, self._force
+                self._on_its_way[network] = self.ask_ahead(Op.ELASTIC, network, vectors)
         if self._looks_ahead:
             torch.add(self._own, self._velocity, alpha=self._momentum, out=self.flat.values)
 
@@ -81,15 +85,14 @@ class Easgd(Central):
 
     def push(self, network: str, has_moved: bool) -> None:
         part = self.part(network)
-        x = self._own if self._looks_ahead else self.flat.values
         if self.exchange.overlap:
             exchange = self._on_its_way.pop(network)
             if exchange is not None:
                 exchange.result()
         else:
-            self.ask(Op.ELASTIC, network, (x, self._force))
+            self.ask(Op.ELASTIC, network, (self.x, self._force))
         self.group.share(self._force[part])
-        x[part] -= self._force[part]
+        self.x[part].sub_(self._force[part])
         if not has_moved:
             self.move(network)
 

@@ -123,11 +123,13 @@ class Link:
             for piece in pieces:
                 master = self._masters[piece.master]
                 parts.append(comm.Irecv(incoming.raw(piece), master, ANSWERED))
+        # Without an answer, an exchange ends when its vector is taken up.
+        send = comm.Isend if op.receives else comm.Issend
         if op.sends:
             for piece in pieces:
                 outgoing.ready(piece)
                 master = self._masters[piece.master]
-                sent.append(comm.Isend(outgoing.raw(piece), master, REQUESTED))
+                sent.append(send(outgoing.raw(piece), master, REQUESTED))
         for piece, part in zip(pieces, parts, strict=False):
             part.Wait()
             incoming.store(piece)

@@ -52,7 +52,7 @@ class Window(ABC):
         self._words = np.zeros(self._num_words, np.int64)
         bounds = self._words[len(self._networks) :].reshape(self._num_workers, 2)
         workers = tuple(range(self._num_workers))
-        self._dealer = Dealer(workers, num_steps, size, ahead, bounds)
+        self._dealer = Dealer(workers, num_steps, size, ahead, bounds=bounds)
         self._dealer.reset()
         self._worker = worker
         self._versions = np.zeros(len(self._networks), np.int64)
@@ -152,6 +152,9 @@ class SharedWindow(Window):
         self._kinds = state_kinds(settings, flat.values.dtype) if optimizers else {}
         self._window = MPI.Win.Allocate_shared(self._num_bytes(comm.rank == FIRST), comm=comm)
         self._memory, _ = self._window.Shared_query(FIRST)
+        if comm.rank == FIRST:
+            np.frombuffer(self._memory, np.uint8)[:] = 0
+        comm.Barrier()
         self._used = 0
         self._shared_words = self._take(self._num_words, torch.int64).numpy()
         self._theta = self._take(len(flat), flat.values.dtype)
