@@ -110,7 +110,9 @@ def settings_of(task: TrainTask) -> dict[str, Any]:
     `form` is how an optimizer sees the weights: as the model has them, or in pieces for masters.
     """
     training = task.training
-    pieces = [training.strategy, task.layout.num_masters] if training.strategy in CENTRAL else None
+    central = training.strategy in CENTRAL
+    layout = [task.ranks.total, task.layout.num_masters, task.layout.sub_masters]
+    pieces = [training.strategy, training.exchange.transport, *layout] if central else None
     return {"optimizer": training.optimizer, "scheduler": training.scheduler, "form": pieces}
 
 

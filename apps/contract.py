@@ -251,6 +251,7 @@ class Layout(Section):
 
 
 CENTRAL = ("downpour", "easgd", "gem")  # the strategies with a central copy of the weights
+NEED_WHOLE_LAYERS = ("muon", "adafactor")  # all other optimizers work element by element
 
 
 @dataclass(frozen=True)
@@ -289,43 +290,94 @@ def ranks_of(training: Training, layout: Layout) -> Ranks:
 
 
 def check_ranks(training: Training, layout: Layout) -> None:
-    """See that layout and exchange go together.
+    """See that strategy, exchange, optimizer and layout go together.
 
     Raises:
         ValueError: they do not; the text names the key.
     """
+    if training.strategy in CENTRAL:
+        for key, message, is_wrong in _wrong(training, layout):
+            require(not is_wrong, f"training.{key}: {message}")
+
+
+def _wrong(training: Training, layout: Layout) -> Iterator[tuple[str, str, bool]]:
+    """What may be wrong: the key, what to say, and whether it is."""
     exchange, strategy = training.exchange, training.strategy
-    if strategy not in CENTRAL:
-        return
-    wrong = {
-        f"transport: '{exchange.transport}' needs one whole copy of the weights; set "
-        "layout.num_masters = 1 and leave out layout.sub_masters": (
-            exchange.transport != "messages" and (layout.num_masters > 1 or layout.sub_masters)
-        ),
-        "tolerate_worker_loss: needs layout.ranks_per_worker = 1: ranks that share a batch "
-        "cannot go on without one of them": (
-            exchange.tolerate_worker_loss and layout.ranks_per_worker > 1
-        ),
-        "backup_workers: several masters would wait for different workers; set "
-        "layout.num_masters = 1": exchange.backup_workers > 0 and layout.num_masters > 1,
-        f"backup_workers: {exchange.backup_workers} is not below layout.num_workers = "
-        f"{layout.num_workers}": 0 < layout.num_workers <= exchange.backup_workers,
-        "backup_workers: only downpour has them": (
-            exchange.backup_workers > 0 and strategy != "downpour"
-        ),
-        "synchronous: gem is asynchronous; set it to false": (
-            exchange.synchronous and strategy == "gem"
-        ),
-        "overlap: gem needs the weights after the gradient; set it to false": (
-            exchange.overlap and strategy == "gem"
-        ),
-        "sync_every: gem exchanges after every batch; set it to 1": (
-            exchange.sync_every > 1 and strategy == "gem"
-        ),
-        "staleness_lr: only downpour has it": exchange.staleness_lr and strategy != "downpour",
+    settings = training.optimizer
+    optimizer = settings["name"].replace("_", "").lower()
+    extra = set(settings) - {"name", "lr"}
+    parts = layout.num_masters > 1 or len(layout.sub_masters) > 0
+
+    yield (
+        "optimizer",
+        f"'{optimizer}' needs whole layers, and {strategy} takes the weights in pieces; choose "
+        "another",
+        optimizer in NEED_WHOLE_LAYERS,
+    )
+    yield (
+        "optimizer",
+        "gem matches the energy of sgd with momentum; set it to { name = 'sgd', lr = 0.05, "
+        "momentum = 0.9 }",
+        strategy == "gem" and (optimizer != "sgd" or not extra <= {"momentum"}),
+    )
+    yield (
+        "optimizer",
+        "the momentum variant of easgd (sgd with nesterov) knows lr and momentum alone",
+        strategy == "easgd"
+        and optimizer == "sgd"
+        and bool(settings.get("nesterov"))
+        and not extra <= {"momentum", "nesterov"},
+    )
+    yield (
+        "exchange.transport",
+        "'one_sided' MPI can only add, so that downpour's optimizer must be plain sgd; use "
+        "'messages'",
+        exchange.transport == "one_sided"
+        and strategy == "downpour"
+        and (optimizer != "sgd" or len(extra) > 0),
+    )
+    yield (
+        "exchange.transport",
+        f"'{exchange.transport}' needs one whole copy of the weights; set layout.num_masters = 1 "
+        "and leave out layout.sub_masters",
+        exchange.transport != "messages" and parts,
+    )
+    yield (
+        "exchange.tolerate_worker_loss",
+        "needs layout.ranks_per_worker = 1: ranks that share a batch cannot go on without one of "
+        "them",
+        exchange.tolerate_worker_loss and layout.ranks_per_worker > 1,
+    )
+    yield (
+        "exchange.backup_workers",
+        "several masters would wait for different workers; set layout.num_masters = 1",
+        exchange.backup_workers > 0 and layout.num_masters > 1,
+    )
+    yield (
+        "exchange.backup_workers",
+        f"{exchange.backup_workers} is not below layout.num_workers = {layout.num_workers}",
+        exchange.backup_workers >= layout.num_workers,
+    )
+    yield (
+        "exchange.pass_on_every",
+        "only asynchronous sub-masters pass on; leave it out, or set layout.sub_masters",
+        exchange.pass_on_every is not None and (exchange.synchronous or not layout.sub_masters),
+    )
+    yield (
+        "exchange.gpu_aware",
+        "there is no GPU; set layout.gpus_per_rank, or leave it out",
+        exchange.gpu_aware and layout.gpus_per_rank == 0,
+    )
+    only = {
+        "backup_workers": ("downpour", exchange.backup_workers > 0),
+        "staleness_lr": ("downpour", exchange.staleness_lr),
+        "synchronous": ("downpour, easgd", exchange.synchronous),
+        "overlap": ("downpour, easgd", exchange.overlap),
+        "sync_every": ("downpour, easgd", exchange.sync_every > 1),
     }
-    for message, is_wrong in wrong.items():
-        require(not is_wrong, f"training.exchange.{message}")
+    for name, (strategies, is_set) in only.items():
+        message = f"{strategy} has none; leave it out ({strategies} have it)"
+        yield f"exchange.{name}", message, is_set and strategy not in strategies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -84,7 +86,8 @@ class Topology:
     ranks: Ranks
     places: list[Place]
     node_ranks: int  # on this node
-    node_trainers: int  # of these, those that read data
+    node_cores: int  # that the ranks of this node may use together
+    node_trainers: int  # of these ranks, those that read data
     device: torch.device
     hosts: list[str]  # of each rank
     alive: list[int]  # ranks that are left
@@ -113,6 +116,7 @@ class Topology:
             ranks=ranks,
             places=places,
             node_ranks=node.size,
+            node_cores=len(set().union(*node.allgather(_cores()))),
             node_trainers=node.allreduce(int(trains)),
             device=_device(layout, trainers) if trains else torch.device("cpu"),
             hosts=comm.allgather(socket.gethostname()),
@@ -160,6 +164,14 @@ class Topology:
         self.alive = left.allgather(self.rank)
         self.comm = left
 
+    def leave(self) -> None:
+        """End this process where ranks died: MPI's own end would wait for them now and then."""
+        if len(self.alive) < self.num_ranks:
+            self.comm.Barrier()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
     @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -180,6 +192,13 @@ class Topology:
         self.comm.Reduce(local, total)
         self.comm.Bcast(total)
         return torch.from_numpy(total)
+
+
+def _cores() -> set[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _device(layout: Layout, trainers: MPI.Intracomm) -> torch.device:

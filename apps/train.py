@@ -106,13 +106,17 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     saved = topology.from_first(lambda: checkpoint.load_own(task, paths))
     if saved is not None:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
+        own = saved["own_states"].get(topology.rank, {})
+        strategy.choose_own(saved["states"], own)
         checkpoint.restore(parts, saved["states"])
-        strategy.load_own_state(saved["own_states"].get(topology.rank, {}))
+        strategy.load_own_state(own)
     elif task.start is not None:
         saved = topology.from_first(lambda: checkpoint.load_start(training, task.start))
         start_epoch = saved["rows"][-1]["epoch"]
+        own = saved["own_states"].get(topology.rank, {})
+        strategy.choose_own(saved["states"], own)
         if checkpoint.go_on(task, saved, parts):
-            strategy.load_own_state(saved["own_states"].get(topology.rank, {}))
+            strategy.load_own_state(own)
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -157,7 +161,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:
                 network = experiment.networks["model"]
-                weights = {name: value.cpu() for name, value in network.state_dict().items()}
+                state = network.state_dict()
+                weights = {name: value.cpu().clone() for name, value in state.items()}
                 checkpoint.save(paths.weights, weights)
             content = {
                 "key": task.key(),
@@ -205,6 +210,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             paths.checkpoint.replace(paths.state)  # before the result, which promises it
         result.write(paths.result)
         paths.checkpoint.unlink(missing_ok=True)
+    topology.leave()
 
 
 @dataclass

@@ -261,6 +261,10 @@ class Sharded(Ours):
     num_masters = 2
 
 
+class FourMasters(Ours):
+    num_masters = 4
+
+
 class Window(Ours):
     num_masters = 0
     exchange_settings: ClassVar[dict[str, Any]] = {"transport": "window"}
@@ -282,9 +286,14 @@ METHODS: dict[str, type[Method]] = {
     "flat": Flat,
     "messages": Ours,
     "sharded": Sharded,
+    "four masters": FourMasters,
     "window": Window,
     "one_sided": OneSided,
 }
+
+
+# Four masters and a worker want more than the two cores of a small machine.
+DEFAULT = [name for name in METHODS if name != "four masters"]
 
 
 def tensor_sizes(n: int, num_tensors: int = 10) -> list[int]:
@@ -362,17 +371,18 @@ def launch(names: list[str], n: int, ranks: int) -> list[dict]:
     return [json.loads(line) for line in job.stdout.splitlines()]
 
 
-def run(methods: list[str], payloads: list[int], rounds: int) -> None:
+def run(given: argparse.Namespace) -> None:
     windows = []
-    for n in payloads:
-        for num_workers in PAYLOADS.get(n, [1]):
+    methods, rounds = given.methods, given.rounds
+    for n in given.payloads:
+        for num_workers in given.workers or PAYLOADS.get(n, [1]):
             case = {"n": n, "workers": num_workers}
             for number in range(rounds):
                 # neighbours of equal size share a job: to start costs more than to measure
                 for ranks, names in groupby(methods, partial(num_ranks, num_workers=num_workers)):
                     lines = launch(list(names), n, ranks)
                     windows += [case | {"round": number} | line for line in lines]
-            write_json(RESULTS, {"machine": machine(), "windows": windows})
+            write_json(given.results, {"machine": machine(), "windows": windows})
             print(f"{n} floats, {num_workers} workers: done", file=sys.stderr)
 
 
@@ -390,9 +400,9 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def table(reference: str, which: str) -> None:
+def table(results: Path, reference: str, which: str) -> None:
     """Markdown: updates/s in the best or the median window, and the share of the reference's."""
-    record = json.loads(RESULTS.read_text())
+    record = json.loads(results.read_text())
     rates, cpu = summary(record["windows"], max if which == "best" else statistics.median)
     cases = sorted({(n, workers) for _, n, workers in rates})
     heads = [f"{n / 1e6:g}M, {workers}" for n, workers in cases]
@@ -427,10 +437,14 @@ def _cell(rate: float | None, reference: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
     actions = parser.add_subparsers(dest="action", required=True)
     options = actions.add_parser("run")
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=DEFAULT)
     options.add_argument("--payloads", nargs="+", type=int, default=list(PAYLOADS))
+    options.add_argument(
+        "--workers", nargs="+", type=int, help="as PAYLOADS has them, if not given"
+    )
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options = actions.add_parser("table")
     options.add_argument("--of", choices=["limit", "serial"], default="limit")
@@ -440,9 +454,9 @@ def main() -> None:
     options.add_argument("methods", nargs="+")
     given = parser.parse_args()
     if given.action == "run":
-        run(given.methods, given.payloads, given.rounds)
+        run(given)
     elif given.action == "table":
-        table(given.of, given.windows)
+        table(given.results, given.of, given.windows)
     else:
         child(given.methods, given.n)
 

@@ -41,5 +41,6 @@ def mpirun(shape: Shape, host: str = "localhost") -> list[str]:
         "--mca", "mpi_yield_when_idle", "1",
         "--mca", "pml", "ob1",
         "--mca", "btl", "self,sm",
+        "--mca", "osc", "^ucx",
         *(["--with-ft", "ulfm"] if shape.outlives_ranks else []),
     ]  # fmt: skip

@@ -74,6 +74,8 @@ class Tagger(torch.nn.Module):
             file.write(json.dumps(row) + "\\n")
 """
 
+NO_START = "PMIx server's listener thread"  # now and then, where two mpirun start at once
+
 UNEVEN = 121  # events, of which 80 or 81 are trained on
 
 
@@ -144,6 +146,12 @@ def run(
 ) -> TrainResult | Failure:
     """Train as a study does; one that hangs fails with the reason "time_limit"."""
     line = command(num_ranks or task.ranks.total, outlives_ranks)
+    outcome = _outcome(task, folder, line)
+    started = isinstance(outcome, TrainResult) or outcome.reason != "lost"
+    return outcome if started else _outcome(task, folder, line)
+
+
+def _outcome(task: TrainTask, folder: Path, line: list[str]) -> TrainResult | Failure:
     content = dataclasses.asdict(task)
     try:
         result = run_training(content, line, launch_environment(), str(folder), 1)
@@ -206,6 +214,11 @@ class Trainings:
 def launch_all(num_ranks: int, tasks: dict[Path, TrainTask]) -> subprocess.CompletedProcess[str]:
     """Train tasks one after the other, each in its folder."""
     paths = [write_task(folder, task) for folder, task in tasks.items()]
+    done = _launched(num_ranks, paths)
+    return _launched(num_ranks, paths) if NO_START in done.stderr else done
+
+
+def _launched(num_ranks: int, paths: list[Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command(num_ranks), sys.executable, "-P", "-c", TRAIN_ALL, *map(str, paths)],
         env=launch_environment(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from central_helpers import (
     Trained,
     Trainings,
@@ -76,9 +77,7 @@ def jets_task(strategy: str, optimizer: str, *, seed: int = JETS_SEEDS[0], **sec
     )
 
 
-@pytest.fixture(scope="module")
-def jets(tmp_path_factory) -> Trainings:
-    trainings = Trainings(tmp_path_factory.mktemp("jets"))
+def add_jets(trainings: Trainings) -> None:
     for optimizer in JETS_OPTIMIZERS:
         for seed in JETS_SEEDS:
             for batch in (JETS_BATCH, MOST_WORKERS * JETS_BATCH):
@@ -93,11 +92,10 @@ def jets(tmp_path_factory) -> Trainings:
         task = jets_task(algorithm, jets_optimizer(algorithm, name), **sections)
         assert task.ranks.total == ranks
         trainings.add(f"{algorithm} {name}", task)
-    return trainings
 
 
 @pytest.mark.parametrize(("algorithm", "layout"), JETS_CASES)
-def test_jets_are_learned_as_well_as_by_one_rank(jets, algorithm, layout):
+def test_jets_are_learned_as_well_as_by_one_rank(trained, algorithm, layout):
     """At equal samples, within the noise of one rank's own trainings.
 
     The noise is their spread over seeds and over the number of moves: a worker among W makes only
@@ -105,13 +103,13 @@ def test_jets_are_learned_as_well_as_by_one_rank(jets, algorithm, layout):
     """
     optimizer = jets_optimizer(algorithm, layout)
     alone = [
-        jets[f"local {optimizer} {batch} {seed}"].result.fom
+        trained[f"local {optimizer} {batch} {seed}"].result.fom
         for seed in JETS_SEEDS
         for batch in (JETS_BATCH, MOST_WORKERS * JETS_BATCH)
     ]
     noise = max(alone) - min(alone)
     assert max(alone) + noise < 1.3  # chance is ln 5 = 1.609
-    training = jets[f"{algorithm} {layout}"]
+    training = trained[f"{algorithm} {layout}"]
     assert len(training.rows) == EPOCHS
     assert training.result.num_train == 1600
     assert training.result.fom < max(alone) + noise
@@ -160,10 +158,8 @@ STEPS = 12  # of an epoch, with one worker
 PROMOTED = ["downpour", "easgd momentum", "easgd nesterov", "gem", "window downpour"]
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Trainings:
-    root = tmp_path_factory.mktemp("small")
-    trainings = Trainings(root / "tasks")
+def add_small(trainings: Trainings) -> None:
+    root = trainings.root.parent
 
     def add(name: str, strategy: str, optimizer: dict[str, Any], **sections: Any) -> TrainTask:
         training = {"optimizer": optimizer, **sections.pop("training", {})}
@@ -217,6 +213,14 @@ def small(tmp_path_factory) -> Trainings:
             start = Start(key=two.key(), folder=str(trainings.root / f"two {name}"))
             trainings.add(f"two {name}", two)
             trainings.add(f"four {name}", replace(task, start=start))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Trainings:
+    """All that end well: jets and small ones together, as starting ranks costs the most."""
+    trainings = Trainings(tmp_path_factory.mktemp("central") / "tasks")
+    add_jets(trainings)
+    add_small(trainings)
     return trainings
 
 
@@ -227,9 +231,9 @@ def alike(training: Trained) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("way", "optimizer"), EXACT_CASES)
-def test_one_downpour_worker_trains_as_one_rank_bit_by_bit(small, way, optimizer):
+def test_one_downpour_worker_trains_as_one_rank_bit_by_bit(trained, way, optimizer):
     """With dropout, BatchNorm and a schedule."""
-    alone, central = small[f"exact local {optimizer}"], small[f"exact {way} {optimizer}"]
+    alone, central = trained[f"exact local {optimizer}"], trained[f"exact {way} {optimizer}"]
     assert alone.weights.keys() == central.weights.keys()
     for key, value in alone.weights.items():
         assert torch.equal(central.weights[key], value), key
@@ -242,20 +246,20 @@ def test_one_downpour_worker_trains_as_one_rank_bit_by_bit(small, way, optimizer
     [f"uneven {algorithm} {layout}" for algorithm, layout in UNEVEN_CASES]
     + [f"{way} {name}" for way in ("tau", "synchronous", "overlap") for name in ALGORITHMS[:2]],
 )
-def test_each_event_is_trained_on_once_an_epoch(small, name):
+def test_each_event_is_trained_on_once_an_epoch(trained, name):
     """80 or 81 events among 1 to 4 workers, in batches of at most 7: nothing divides."""
-    training = small[name]
+    training = trained[name]
     expected = training_events(training.task)
     assert len(expected) in (80, 81)
     for epoch in (1, 2, 3):
-        assert trained_events(small.root.parent / name, epoch) == expected
+        assert trained_events(trained.root.parent / name, epoch) == expected
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", ["1 + 3", "2 sub-masters", "workers of 2 ranks", "window"])
 @pytest.mark.parametrize(("why", "epochs"), [("early_stopping", 3), ("target", 1)])
-def test_all_ranks_stop_in_the_same_epoch(small, algorithm, layout, why, epochs):
-    result = small[f"{why} {algorithm} {layout}"].result
+def test_all_ranks_stop_in_the_same_epoch(trained, algorithm, layout, why, epochs):
+    result = trained[f"{why} {algorithm} {layout}"].result
     assert (result.stopped, result.epochs, result.lost_ranks) == (why, epochs, 0)
 
 
@@ -263,9 +267,9 @@ def test_all_ranks_stop_in_the_same_epoch(small, algorithm, layout, why, epochs)
     "name",
     [f"uneven {algorithm} {layout}" for algorithm, layout in UNEVEN_CASES],
 )
-def test_the_validation_loss_is_that_of_the_weights_that_are_left(small, name):
+def test_the_validation_loss_is_that_of_the_weights_that_are_left(trained, name):
     """Also with BatchNorm, whose statistics no master gathers: the mean of the workers'."""
-    training = small[name]
+    training = trained[name]
     expected = validation_loss(training.task, training.weights)
     assert training.rows[-1]["val_loss"] == pytest.approx(expected, rel=1e-5)
     assert training.weights["layers.1.num_batches_tracked"] > 0
@@ -276,16 +280,16 @@ def test_the_validation_loss_is_that_of_the_weights_that_are_left(small, name):
 
 
 @pytest.fixture(scope="module")
-def resumed(small) -> Trainings:
+def resumed(trained) -> Trainings:
     """Trainings that were stopped in epoch 2, and have gone on in new processes."""
     names = {name: f"whole {name}" for name in RESUMED}
-    trainings = Trainings(small.root)
+    trainings = Trainings(trained.root)
     for name, whole in names.items():
-        folder = small.root / f"copy {name}"
-        assert small[whole].paths.result.exists()
+        folder = trained.root / f"copy {name}"
+        assert trained[whole].paths.result.exists()
         assert TaskPaths(folder).checkpoint.exists()
-        shutil.copytree(folder, small.root / f"before {name}")
-        trainings.add(f"copy {name}", small[whole].task)
+        shutil.copytree(folder, trained.root / f"before {name}")
+        trainings.add(f"copy {name}", trained[whole].task)
     return trainings
 
 
@@ -297,19 +301,19 @@ def same_end(one: Trained, other: Trained) -> None:
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_training_that_was_stopped_ends_with_the_same_bits(small, resumed, name):
+def test_a_training_that_was_stopped_ends_with_the_same_bits(trained, resumed, name):
     """One worker is deterministic: Adam's moments, momenta, a worker's own weights come back."""
-    whole, other = small[f"whole {name}"], resumed[f"copy {name}"]
+    whole, other = trained[f"whole {name}"], resumed[f"copy {name}"]
     same_end(whole, other)
     assert len(other.rows) == RESUMED_EPOCHS
     assert not other.paths.checkpoint.exists()
-    before = read_json_lines(TaskPaths(small.root / f"before {name}").history)
+    before = read_json_lines(TaskPaths(trained.root / f"before {name}").history)
     assert other.rows[:1] == before  # with its clock: that epoch was not trained again
 
 
 @pytest.mark.parametrize("name", ["downpour", "2 masters easgd", "window downpour"])
-def test_a_killed_worker_goes_on_to_the_same_bits(small, tmp_path, name):
-    whole = small[f"whole {name}"]
+def test_a_killed_worker_goes_on_to_the_same_bits(trained, tmp_path, name):
+    whole = trained[f"whole {name}"]
     strategy, optimizer, layout, exchange = RESUMED[name]
     training = {"exchange": exchange, "epochs": RESUMED_EPOCHS, "optimizer": optimizer, **SCHEDULE}
     dies = {"on_step": dies_once(tmp_path / "died", 2 * STEPS + 5)}
@@ -321,8 +325,8 @@ def test_a_killed_worker_goes_on_to_the_same_bits(small, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PROMOTED)
-def test_a_training_in_two_tasks_ends_with_the_bits_of_one(small, name):
-    whole, two, four = (small[f"{part} {name}"] for part in ("whole", "two", "four"))
+def test_a_training_in_two_tasks_ends_with_the_bits_of_one(trained, name):
+    whole, two, four = (trained[f"{part} {name}"] for part in ("whole", "two", "four"))
     assert whole.paths.weights.read_bytes() == four.paths.weights.read_bytes()
     clockless = [[{**row, "seconds": 0} for row in each.rows] for each in (whole, two, four)]
     assert clockless[0] == clockless[1] + clockless[2]

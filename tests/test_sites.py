@@ -15,7 +15,7 @@ from sites.local import Local
 def test_mpirun_names_host_and_ranks():
     assert " ".join(mpirun(Shape(num_ranks=2))) == (
         "mpirun --host localhost:2 -n 2 --bind-to none --mca mpi_yield_when_idle 1 "
-        "--mca pml ob1 --mca btl self,sm"
+        "--mca pml ob1 --mca btl self,sm --mca osc ^ucx"
     )
 
 

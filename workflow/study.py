@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import difflib
 import glob
+import itertools
 import json
 import math
 import re
@@ -44,6 +45,10 @@ from workflow.space import Choice, Dimension, Ordinal, Point, Scalar, Space, Spa
 # What a trial may replace. The folds and the files are the same for all trials, or their scores
 # could not be compared.
 SEARCHABLE = ("model.", "data.", "training.", "layout.")
+
+# Values that may be valid alone and not together (see `check_ranks`).
+GO_TOGETHER = ("training.strategy", "training.exchange.", "training.optimizer.", "layout.")
+MOST_COMBINATIONS = 1000  # of choices that are tried
 NOT_SEARCHABLE = ("data.files", "data.folds", "data.fold_by", "training.metrics")
 
 SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
@@ -284,6 +289,7 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
     _check_space(file)
     for dotted, dimension in file.study.search.space.items():
         _check_ends(file, dotted, dimension)
+    _check_together(file)
     return file
 
 
@@ -363,6 +369,30 @@ def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
             reason = str(error).split(": ", 1)[-1]
             where = file.where("search", "space", dotted) + "search.space"
             raise N3LOError(f"{where}: '{dotted}' = {value!r} is not valid: {reason}") from None
+
+
+def _check_together(file: StudyFile) -> None:
+    """Choices that are valid alone must be so together, or a search would end at that trial."""
+    space = file.space
+    choices = {
+        path: dimension.values
+        for path, dimension in space.dimensions.items()
+        if path.startswith(GO_TOGETHER) and isinstance(dimension, Choice | Ordinal)
+    }
+    for values in itertools.islice(itertools.product(*choices.values()), MOST_COMBINATIONS):
+        together = dict(zip(choices, values, strict=True))
+        active = space.active(together)
+        point = {path: value for path, value in together.items() if path in active}
+        if space.why_not(point) is None:
+            try:
+                file.at(point)
+            except N3LOError as error:
+                shown = ", ".join(f"'{path}' = {value!r}" for path, value in point.items())
+                where = file.where("search", "space") + "search.space"
+                reason = str(error).split(": ", 1)[-1]
+                raise N3LOError(
+                    f"{where}: {shown} do not go together: {reason}; add a constraint, or 'when'"
+                ) from None
 
 
 def _validate(content: dict[str, Any], path: Path, text: str) -> Study:

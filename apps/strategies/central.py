@@ -7,7 +7,6 @@ validation, checkpoints and results know nothing of this.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from apps.contract import N3LOError
 from apps.data import Batch, Epoch
 from apps.strategies.centre import Centre, Op, Rule, pieces_as_parameters
 from apps.strategies.dealer import Dealer, Turn, first_turns
-from apps.strategies.flat import Flat
+from apps.strategies.flat import Flat, zeros
 from apps.strategies.group import join
 from apps.strategies.local import Local
 from apps.strategies.memory import Memory, memory_of
@@ -31,7 +30,6 @@ from apps.strategies.window import FIRST, RemoteWindow, SharedWindow, Window
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-NEED_WHOLE_LAYERS = ("muon", "adafactor")  # all other optimizers work element by element
 BROADCAST_BYTES = 2**28
 
 
@@ -50,11 +48,9 @@ class Central(Local):
 
     def connect(self) -> None:
         topology, training, self.exchange = self.topology, self.training, self.training.exchange
-        name = training.optimizer["name"].replace("_", "").lower()
-        if name in NEED_WHOLE_LAYERS:
+        if self.exchange.overlap and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise N3LOError(
-                f"training.optimizer: '{name}' needs whole layers, and strategy "
-                f"'{training.strategy}' takes the weights in pieces; choose another"
+                "training.exchange.overlap: this MPI allows one thread at a time; set it to false"
             )
         self.place = topology.place
         self._comm = topology.comm.Dup()  # messages of exchanges, apart from all others
@@ -67,7 +63,7 @@ class Central(Local):
         self.clip_norm = training.clip_norm
         self._window = None if direct else self._open_window()
         self._memories: dict[int, Memory] = {}
-        self._answered: list[Turn] = []
+        self._answered: deque[Turn] = deque()
         self._wants_turn = False
         self._thread = ThreadPoolExecutor(max_workers=1) if self.exchange.overlap else None
         self._lost: list[int] = []
@@ -134,6 +130,7 @@ class Central(Local):
         for update in self.experiment.updates(self.networks, batch):
             gradient = self.flat.gradient
             gradient.zero_()
+            self.flat.attach_gradients()
             (update.loss * share).backward()
             part = gradient[self.flat.parts[update.network]]
             self.group.average(part)
@@ -154,6 +151,7 @@ class Central(Local):
 
     def _gather(self) -> None:
         """Give every rank the central weights, once all have ended the epoch."""
+        self.flat.check()
         self._note_steps()
         if self.exchange.tolerate_worker_loss:
             self._leave_out_the_dead()
@@ -220,7 +218,8 @@ class Central(Local):
 
     def vector(self) -> torch.Tensor:
         """A vector of zeros, as long as the weights."""
-        return torch.zeros_like(self.flat.values)
+        values = self.flat.values
+        return zeros(len(values), values.dtype, values.device)
 
     def ask(self, op: Op, network: str, vectors: Pair, events: int = 0) -> None:
         """Exchange a network's part of two vectors, if this rank leads its worker.
@@ -351,8 +350,7 @@ class Central(Local):
         wait = self.exchange.masters_wait
         if wait != "auto":
             return wait == "sleep"
-        node = self.topology.node_ranks * torch.get_num_threads()
-        return node > len(os.sched_getaffinity(0))
+        return self.topology.node_ranks * torch.get_num_threads() > self.topology.node_cores
 
     # -- set-up ------------------------------------------------------------------------------------
 
@@ -379,11 +377,7 @@ class Central(Local):
         rule = self._rule(num_workers)
         if self.exchange.transport == "window":
             return SharedWindow(*common, training.optimizer, rule)
-        self.check_can_add()
         return RemoteWindow(*common, rule)
-
-    def check_can_add(self) -> None:
-        """See that the algorithm can do with a centre that only adds."""
 
     def _require_tolerance(self) -> None:
         try:
@@ -398,8 +392,9 @@ class Central(Local):
 
     def _new_turns(self) -> list[Turn]:
         """Those that came with answers, on all ranks of the worker."""
-        turns = list(self._answered)
-        self._answered.clear()
+        turns = []
+        while self._answered:  # a thread may add to them
+            turns.append(self._answered.popleft())
         return turns if self.group.comm.size == 1 else self.group.comm.bcast(turns)
 
     def _note_steps(self) -> None:
@@ -424,15 +419,18 @@ class Central(Local):
         }
 
     def own_state(self) -> dict[str, Any]:
-        if self.topology.is_first or isinstance(self._window, SharedWindow):
+        shared = isinstance(self._window, SharedWindow) and self.centre_steps
+        if self.topology.is_first or shared:
             return {}
         optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
         has_state = any(each["state"] for each in optimizers.values())
         return {"optimizers": optimizers} if has_state else {}
 
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        for name, each in state.get("optimizers", {}).items():
-            self.optimizers[name].load_state_dict(each)
+    def choose_own(self, states: dict[str, Any], own: dict[str, Any]) -> None:
+        if not self.topology.is_first:
+            for name, state in states["optimizers"].items():
+                nothing = {**state, "state": {}}
+                states["optimizers"][name] = own.get("optimizers", {}).get(name, nothing)
 
     def close(self) -> None:
         if self._thread is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from apps.contract import N3LOError
 from apps.strategies.central import Central
 from apps.strategies.centre import Op
 from apps.strategies.submasters import GradientSum
@@ -47,14 +46,6 @@ class Downpour(Central):
         if exchange.overlap:
             self._outbox, self._inbox = self.vector(), self.vector()
         self._on_its_way: dict[str, Future[None] | None] = {}
-
-    def check_can_add(self) -> None:
-        settings = self.training.optimizer
-        if settings["name"].lower() != "sgd" or not set(settings) <= {"name", "lr"}:
-            raise N3LOError(
-                "training.exchange.transport: 'one_sided' MPI can only add, so that downpour's "
-                "optimizer must be plain sgd; use 'messages'"
-            )
 
     def start_epoch(self) -> None:
         self._known = {network: self.known(network) for network in self.networks}

@@ -39,11 +39,11 @@ class Easgd(Central):
     sub_master = ElasticBetween
 
     def prepare(self) -> None:
-        if not self.place.trains:
-            return
         settings = self.training.optimizer
         name, momentum = settings["name"].lower(), settings.get("momentum", 0.0)
         self._looks_ahead = name == "sgd" and bool(settings.get("nesterov"))
+        if not self.place.trains:
+            return
         self._momentum = float(momentum)
         self._force = self.vector()
         self._own = self.vector()  # x between epochs; with EAMSGD always
@@ -72,6 +72,8 @@ class Easgd(Central):
 
     def move(self, network: str) -> None:
         part = self.part(network)
+        if network in self._on_its_way:  # x must not change while it is sent
+            self._be_pulled(network)
         if self._looks_ahead:
             velocity = self._velocity[part].mul_(self._momentum)
             velocity.sub_(self.flat.gradient[part], alpha=self.lr(network))
@@ -84,17 +86,19 @@ class Easgd(Central):
             optimizer.step()
 
     def push(self, network: str, has_moved: bool) -> None:
-        part = self.part(network)
-        if self.exchange.overlap:
-            exchange = self._on_its_way.pop(network)
-            if exchange is not None:
-                exchange.result()
-        else:
+        if not self.exchange.overlap:
             self.ask(Op.ELASTIC, network, (self.x, self._force))
-        self.group.share(self._force[part])
-        self.x[part].sub_(self._force[part])
+            self._be_pulled(network)
         if not has_moved:
             self.move(network)
+
+    def _be_pulled(self, network: str) -> None:
+        """Move by the force that an exchange gives."""
+        part, exchange = self.part(network), self._on_its_way.pop(network, None)
+        if exchange is not None:
+            exchange.result()
+        self.group.share(self._force[part])
+        self.x[part].sub_(self._force[part])
 
     def end_epoch(self) -> None:
         if not self._looks_ahead:
@@ -109,7 +113,6 @@ class Easgd(Central):
         return state
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
         if "own" in state:
             self._own.copy_(state["own"])
             self._has_own = True

@@ -56,16 +56,22 @@ class Flat:
                 if kinds
                 else "the model has no parameters to train"
             )
+        if len(set(map(id, self._parameters))) < len(self._parameters):
+            raise N3LOError(
+                "two networks share parameters; a strategy with a central copy of the weights "
+                "needs each in one network"
+            )
         first = self._parameters[0]
         size = sum(each.numel() for each in self._parameters)
         self.values = zeros(size, first.dtype, first.device)
         torch.cat([each.detach().flatten() for each in self._parameters], out=self.values)
         self.gradient = zeros(size, first.dtype, first.device)
+        self._gradients: list[torch.Tensor] = []
         at = 0
         for parameter in self._parameters:
             end = at + parameter.numel()
             parameter.data = self.values[at:end].view_as(parameter)
-            parameter.grad = self.gradient[at:end].view_as(parameter)
+            self._gradients.append(self.gradient[at:end].view_as(parameter))
             at = end
         self.parts, at = {}, 0
         for name, network in networks.items():
@@ -78,6 +84,11 @@ class Flat:
 
     def __len__(self) -> int:
         return self.values.numel()
+
+    def attach_gradients(self) -> None:
+        """Have the next backward pass write into the vector, whatever the model did to `grad`."""
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
 
     def check(self) -> None:
         """See that the model has not moved its parameters to other memory.

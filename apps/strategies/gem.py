@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from apps.contract import N3LOError
 from apps.strategies.central import Central
 from apps.strategies.centre import Op
 from apps.strategies.submasters import SumOfMoves
@@ -34,12 +33,6 @@ class Gem(Central):
 
     def prepare(self) -> None:
         settings = self.training.optimizer
-        known = {"name", "lr", "momentum"}
-        if settings["name"].lower() != "sgd" or not set(settings) <= known:
-            raise N3LOError(
-                "training.optimizer: gem matches the energy of sgd with momentum; set it to "
-                "{ name = 'sgd', lr = 0.05, momentum = 0.9 }"
-            )
         self._mu = float(settings.get("momentum", 0.0))
         if self.place.trains:
             self._momentum = self.vector()
@@ -79,7 +72,6 @@ class Gem(Central):
         return state
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
         if "momentum" in state:
             self._momentum.copy_(state["momentum"])
 

@@ -85,8 +85,9 @@ class Local:
             return
         flat = torch.cat([buffer.flatten().double() for buffer in buffers])
         own = topology.part
-        means = self.sum(flat if own is not None else flat * 0) / topology.num_parts
-        firsts = self.sum(flat if own == 0 else flat * 0)
+        nothing = torch.zeros_like(flat)
+        means = self.sum(flat if own is not None else nothing) / topology.num_parts
+        firsts = self.sum(flat if own == 0 else nothing)
         sizes = [buffer.numel() for buffer in buffers]
         for buffer, mean, first in zip(
             buffers, means.split(sizes), firsts.split(sizes), strict=True
@@ -100,6 +101,13 @@ class Local:
     def own_state(self) -> dict[str, Any]:
         """What only this rank knows, and a checkpoint must hold."""
         return {}
+
+    def choose_own(self, states: dict[str, Any], own: dict[str, Any]) -> None:
+        """Put what this rank had in place of what rank 0 had, before `states` are loaded.
+
+        Args:
+            own: from `own_state`.
+        """
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on from what `own_state` gave."""

@@ -262,7 +262,9 @@ class Server:
 
     def _take_part(self, child: int, request: Request) -> None:
         """Let a child wait for the others; one that is late gets the weights, for nothing."""
-        if request.version < self._centre.versions[request.network]:
+        others = (each.network for each in self._waiting.values())
+        late = request.version < self._centre.versions[request.network]
+        if late or any(network != request.network for network in others):
             for _ in self._received(child, self._pieces[request.network]):
                 pass
             self._conclude(child, request, self._pieces[request.network])
@@ -350,7 +352,8 @@ class Server:
 
     def _complete(self) -> None:
         """Before theta may move again, all of it that was sent must have arrived."""
-        MPI.Request.Waitall(self._answers)
+        for answer in self._answers:  # one by one, so that an error is that of a child
+            answer.Wait()
         self._answers.clear()
         self._staging.complete()
 
@@ -411,7 +414,9 @@ class _Staging:
         self._sends[0] = request
 
     def complete(self) -> None:
-        MPI.Request.Waitall([each for each in self._sends if each is not None])
+        for each in self._sends:
+            if each is not None:
+                each.Wait()
         self.drop()
 
     def drop(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from apps.strategies.centre import Centre, Op
-from apps.strategies.flat import Piece
+from apps.strategies.flat import Piece, zeros
 from apps.strategies.memory import Memory
 from apps.strategies.messages import Link, Vectors
 
@@ -66,7 +66,7 @@ class GradientSum(SubMaster):
     """
 
     def prepare(self) -> None:
-        self._sum = torch.zeros_like(self.values)
+        self._sum = zeros(len(self.values), self.values.dtype)
         self._outgoing = Memory(self._sum)
         self._events = [0] * len(self._networks)
         self._oldest: list[int | None] = [None] * len(self._networks)
@@ -103,7 +103,7 @@ class ElasticBetween(SubMaster):
     """EASGD: this centre is to the one above as a worker is to this one."""
 
     def prepare(self) -> None:
-        self._force = torch.zeros_like(self.values)
+        self._force = zeros(len(self.values), self.values.dtype)
         self._incoming = Memory(self._force)
 
     def pass_on(self, network: int, name: str) -> None:
@@ -117,7 +117,7 @@ class SumOfMoves(SubMaster):
 
     def prepare(self) -> None:
         self._known = self.values.clone()  # the weights above, when they last came down
-        self._moved = torch.zeros_like(self.values)
+        self._moved = zeros(len(self.values), self.values.dtype)
         self._outgoing = Memory(self._moved)
 
     def pass_on(self, network: int, name: str) -> None:

@@ -61,6 +61,7 @@ class Window(ABC):
             with self._lock():
                 self._fill()
         self._comm.Barrier()
+        self._attach()
 
     def exchange(
         self,
@@ -106,6 +107,9 @@ class Window(ABC):
     @abstractmethod
     def end_epoch(self) -> None:
         """Give the central weights to all ranks; collective, when all have ended the epoch."""
+
+    def _attach(self) -> None:  # noqa: B027  only some have a state
+        """Give this rank what all share beside the weights."""
 
     @abstractmethod
     def _lock(self) -> Iterator[None]: ...
@@ -220,8 +224,9 @@ class SharedWindow(Window):
             states = self._states[name]
             parameters = optimizer.param_groups[0]["params"]
             for number, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
+                optimizer.state.pop(parameter, None)  # a copy of its own, from a file
                 if state and self._started[first + number]:
-                    optimizer.state[parameter] = dict(state)
+                    optimizer.state[parameter] = state
             first += len(states)
 
     def _publish(self, network: int, number: int) -> None:
@@ -231,7 +236,7 @@ class SharedWindow(Window):
         parameter = optimizer.param_groups[0]["params"][number]
         for key, shared in self._states[name][number].items():
             shared.copy_(optimizer.state[parameter][key])
-        optimizer.state[parameter] = dict(self._states[name][number])
+        optimizer.state[parameter] = self._states[name][number]
 
     # -- an exchange -------------------------------------------------------------------------------
 
@@ -250,7 +255,7 @@ class SharedWindow(Window):
         for network, (name, optimizer) in enumerate(self._optimizers.items()):
             for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
                 # A state that was loaded from a file, or is there from the epoch before.
-                if self._states[name][number] and optimizer.state[parameter]:
+                if self._states[name][number] and optimizer.state.get(parameter):
                     self._publish(network, number)
                     self._started[first + number] = 1
             first += len(self._states[name])
@@ -282,8 +287,7 @@ class SharedWindow(Window):
     def _use(self, name: str, number: int) -> None:
         optimizer = self._optimizers[name]
         parameter = optimizer.param_groups[0]["params"][number]
-        if parameter not in optimizer.state:
-            optimizer.state[parameter] = dict(self._states[name][number])
+        optimizer.state[parameter] = self._states[name][number]
 
 
 class RemoteWindow(Window):
@@ -302,6 +306,11 @@ class RemoteWindow(Window):
         rule: Rule,
     ) -> None:
         super().__init__(comm, flat, num_workers)
+        if flat.values.dtype not in (torch.float32, torch.float64):
+            raise N3LOError(
+                f"training.exchange.transport: 'one_sided' MPI cannot add {flat.values.dtype}; use "
+                "'messages'"
+            )
         self._optimizers = list(optimizers.values())
         self._rule = rule
         own = comm.rank == FIRST
