@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 from apps.contract import Layout, N3LOError, Ranks, Training, check_ranks, ranks_of
 
@@ -178,11 +179,21 @@ class Topology:
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, on every rank."""
-        return self.comm.bcast(make() if self.is_first else None)
+        return self._large.bcast(make() if self.is_first else None)
 
     def gather(self, value: T) -> dict[int, T]:
         """Everyone's value by rank, on rank 0; elsewhere nothing."""
-        return dict(zip(self.alive, self.comm.gather(value) or [], strict=False))
+        return dict(zip(self.alive, self._large.gather(value) or [], strict=False))
+
+    def scatter(self, values: Mapping[int, T] | None, nothing: T) -> T:
+        """This rank's value of those that rank 0 has, or `nothing`."""
+        values = values or {}
+        return self._large.scatter([values.get(rank, nothing) for rank in self.alive])
+
+    @property
+    def _large(self) -> MPI.Intracomm:
+        """For objects of more than 2 GiB too."""
+        return pkl5.Intracomm(self.comm)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, on every rank with the same bits; on the CPU."""

@@ -21,9 +21,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI  # before torch and Horovod: each would start MPI in its own way
 
@@ -103,17 +104,15 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     # where an earlier attempt was killed, or where another task ended
     start_epoch, clocks = 0, Clocks()
     rows: list[Row] = []
-    saved = topology.from_first(lambda: checkpoint.load_own(task, paths))
+    saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
     if saved is not None:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
-        own = saved["own_states"].get(topology.rank, {})
         strategy.choose_own(saved["states"], own)
         checkpoint.restore(parts, saved["states"])
         strategy.load_own_state(own)
     elif task.start is not None:
-        saved = topology.from_first(lambda: checkpoint.load_start(training, task.start))
+        saved, own = load(topology, lambda: checkpoint.load_start(training, task.start))
         start_epoch = saved["rows"][-1]["epoch"]
-        own = saved["own_states"].get(topology.rank, {})
         strategy.choose_own(saved["states"], own)
         if checkpoint.go_on(task, saved, parts):
             strategy.load_own_state(own)
@@ -211,6 +210,15 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         result.write(paths.result)
         paths.checkpoint.unlink(missing_ok=True)
     topology.leave()
+
+
+def load(
+    topology: Topology, read: Callable[[], dict[str, Any] | None]
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """A checkpoint that rank 0 reads, if there is one, and what it holds of this rank alone."""
+    content = read() if topology.is_first else None
+    own = content.pop("own_states") if content else None
+    return topology.from_first(lambda: content), topology.scatter(own, {})
 
 
 @dataclass

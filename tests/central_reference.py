@@ -23,7 +23,7 @@ class Run:
     staleness: list[int] = field(default_factory=list)  # of each exchange, in order
 
 
-def downpour(
+def downpour(  # noqa: PLR0913  the symbols of the paper
     script: list[int],
     gradient: Gradient,
     start: np.ndarray,
@@ -31,8 +31,10 @@ def downpour(
     *,
     tau: int = 1,
     staleness_lr: bool = False,
+    mu: float = 0.0,
 ) -> Run:
-    """Dean et al. 2012, algorithm 7.1, with SGD at the master. The script is of batches."""
+    """Dean et al. 2012, algorithm 7.1, with momentum SGD at the master; a script of batches."""
+    momentum = np.zeros_like(start)
     workers = max(script) + 1
     theta, clock = start.copy(), 0
     x, v = [start.copy() for _ in range(workers)], [0] * workers
@@ -45,7 +47,8 @@ def downpour(
         if counts[i] % tau == 0:
             age = clock - v[i]
             rate = lr / max(1, age) if staleness_lr else lr
-            theta = theta - rate * sums[i]
+            momentum = mu * momentum + sums[i]
+            theta = theta - rate * momentum
             clock += 1
             x[i], v[i], sums[i] = theta.copy(), clock, np.zeros_like(start)
             run.staleness.append(age)

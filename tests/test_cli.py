@@ -329,7 +329,10 @@ def test_a_plan_runs_nothing_and_shows_the_exact_launch_lines(study_path, n3lo, 
     result = n3lo("plan", study_path)
     assert result.returncode == 0
     assert not (tmp_path / "runs").exists()
-    assert "3 trials x 2 folds = 6 tasks of 1 worker x 1 rank = 1 rank;" in result.stdout
+    assert (
+        "3 trials x 2 folds = 6 tasks of 1 worker x 1 rank = 1 rank as the study has it;"
+        in result.stdout
+    )
     assert (
         "  t000-f0: mpirun --host localhost:1 -n 1 --bind-to none --mca mpi_yield_when_idle 1 "
         f"--mca pml ob1 --mca btl self,sm {sys.executable} -P -m apps.train "

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.contract import CENTRAL, Fingerprint, Layout, Start, Training, TrainTask, ranks_of
+from apps.contract import (
+    CENTRAL,
+    Fingerprint,
+    Layout,
+    N3LOError,
+    Start,
+    Training,
+    TrainTask,
+    ranks_of,
+)
 from sites.launchers import Shape
 from workflow.ledger import Ledger
 from workflow.search.base import Observation, Proposal
@@ -160,8 +169,14 @@ def largest_shape(file: StudyFile) -> Shape:
     choices = {path: each.values for path, each in dimensions.items() if isinstance(each, Choice)}
     shapes = []
     for values in itertools.product(*choices.values()):
-        study = file.at({**largest, **dict(zip(choices, values, strict=True))})
-        shapes.append(shape_of(study.training, study.layout))
+        try:
+            study = file.at({**largest, **dict(zip(choices, values, strict=True))})
+        except N3LOError as error:  # perhaps a condition or a constraint keeps it out
+            refused = error
+        else:
+            shapes.append(shape_of(study.training, study.layout))
+    if not shapes:
+        raise refused
     num_ranks = max(shape.num_ranks for shape in shapes)
     most_workers = max(shape.num_ranks - shape.num_masters for shape in shapes)
     return dataclasses.replace(shapes[0], num_ranks=num_ranks, num_masters=num_ranks - most_workers)

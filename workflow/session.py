@@ -137,7 +137,7 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     known = len(ledger.trials_by_number)
     out.print(
         f"{trials} trials x {study.data.folds} folds = {trials * study.data.folds} tasks of "
-        f"{ranks_of(study.training, study.layout)}; "
+        f"{ranks_of(study.training, study.layout)} as the study has it; "
         f"{known} trials are known from earlier starts"
     )
     for number in _outside(ledger, file):

@@ -367,7 +367,7 @@ class Central(Local):
     def _same_start(self) -> None:
         for network in self.networks.values():
             values = {name: value.cpu() for name, value in network.state_dict().items()}
-            network.load_state_dict(self.topology.comm.bcast(values))
+            network.load_state_dict(self.topology.from_first(lambda: values))  # noqa: B023
 
     def _open_window(self) -> Window:
         topology, training = self.topology, self.training
