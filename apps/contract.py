@@ -473,6 +473,8 @@ class TrainResult:
     inference_us: float  # microseconds an event, in validation, reading not included
     num_ranks: int
     lost_ranks: int = 0  # that died, where the others may go on
+    updates: int | None = None  # of the central weights, where there are some
+    staleness: float | None = None  # of these updates, in the mean; history.jsonl has each epoch's
     hosts: list[str]
     devices: list[str]  # one a rank
     num_train: int

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -166,6 +166,7 @@ class Plan:
 
     lanes: list[list[np.ndarray]]  # [lane][group]: event numbers; a group is read at once
     ends: np.ndarray  # (lanes, steps): events of the lane up to the end of that step
+    _in_order: dict[int, np.ndarray] = field(default_factory=dict)  # lanes that were asked for
 
     @property
     def num_steps(self) -> int:
@@ -179,7 +180,9 @@ class Plan:
     def events(self, lane: int, step: int) -> np.ndarray:
         """Those of one step of a lane, (B,)."""
         first = self.ends[lane, step - 1] if step else 0
-        return np.concatenate(self.lanes[lane])[first : self.ends[lane, step]]
+        if lane not in self._in_order:
+            self._in_order[lane] = np.concatenate(self.lanes[lane])
+        return self._in_order[lane][first : self.ends[lane, step]]
 
 
 def plan_epoch(

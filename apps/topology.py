@@ -27,7 +27,6 @@ class Place:
     children: tuple[int, ...] = ()  # of a master: sub-masters, or the first rank of each worker
     group: tuple[int, ...] = ()  # of a worker: the ranks that share its batches, itself included
     worker: int = 0  # of a worker: its number
-    sibling: int = 0  # its number among the children of its parents
 
     @property
     def trains(self) -> bool:
@@ -59,17 +58,9 @@ def places_of(layout: Layout, ranks: Ranks) -> list[Place]:
     for master in masters:
         for child in children[master]:
             parents[child] = (*parents.get(child, ()), master)
-
-    def sibling(rank: int) -> int:
-        return children[parents[rank][0]].index(rank) if rank in parents else 0
-
-    places = [
-        Place(parents.get(rank, ()), children[rank], sibling=sibling(rank)) for rank in masters
-    ]
+    places = [Place(parents.get(rank, ()), children[rank]) for rank in masters]
     for number, group in enumerate(group_of):
-        leader = group[0]
-        place = Place(parents.get(leader, ()), (), group, number, sibling(leader))
-        places += [place] * len(group)
+        places += [Place(parents.get(group[0], ()), (), group, number)] * len(group)
     return places
 
 

@@ -203,6 +203,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             num_val=data.num_val,
             num_parameters=experiment.num_parameters,
             lost_ranks=topology.num_ranks - len(topology.alive),
+            **staleness_of(rows),
             versions=versions(),
         )
         if task.keep_state and paths.checkpoint.exists():
@@ -255,6 +256,15 @@ def means(metrics: Sequence[str], sums: torch.Tensor, val_sums: torch.Tensor) ->
         row[name] = (pair[0] / pair[1]).item()
         row[f"val_{name}"] = (val_pair[0] / val_pair[1]).item()
     return row
+
+
+def staleness_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Updates of the central weights in all epochs, and their mean staleness."""
+    updates = sum(row.get("updates", 0) for row in rows)
+    if updates == 0:
+        return {}
+    total = sum(row["staleness"] * row["updates"] for row in rows)
+    return {"updates": updates, "staleness": total / updates}
 
 
 def versions() -> dict[str, str]:

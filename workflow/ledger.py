@@ -361,7 +361,7 @@ class Ledger:
             *self._parameters(),
             *self._metrics(),
             *("epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us"),
-            *("num_parameters", "num_ranks", "host"),
+            *("num_parameters", "num_ranks", "lost_ranks", "updates", "staleness", "host"),
             *("attempt", "cached", "submitted", "ended", "message", "key", "folder"),
         ]
 
@@ -448,7 +448,7 @@ def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Obser
 
 _RESULT_COLUMNS = (
     "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us",
-    "num_parameters", "num_ranks",
+    "num_parameters", "num_ranks", "lost_ranks", "updates", "staleness",
 )  # fmt: skip
 
 
@@ -456,6 +456,7 @@ _RESULT_COLUMNS = (
 # their values, and all others are float64.
 _INTEGERS = (
     *("trial", "fold", "epoch", "epochs", "num_parameters", "num_ranks", "attempt"),
+    *("lost_ranks", "updates"),
     *("parent", "done"),
 )
 _TEXTS = ("status", "reason", "stopped", "host", "message", "key", "folder")

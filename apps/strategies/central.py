@@ -44,7 +44,6 @@ class Central(Local):
     sub_master: type[SubMaster]
     centre_steps = False  # whether the optimizer moves the centre; else it moves workers
     turns_ahead = 1  # turns of a worker before the first answer
-    own_weights = False  # whether a worker goes on from its own weights in the next epoch
 
     def connect(self) -> None:
         topology, training, self.exchange = self.topology, self.training, self.training.exchange

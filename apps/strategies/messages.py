@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -171,7 +171,7 @@ class Manners(NamedTuple):
 class Server:
     """A master during one epoch: it serves its children until each has said that it is done.
 
-    Children are served in the order of their requests, and none twice while another waits.
+    None of them is served twice while another waits.
 
     Args:
         children: ranks of workers, with the number of each, or of sub-masters.
@@ -211,7 +211,7 @@ class Server:
                 elif self._synchronous and Op(request.op) in (Op.STEP, Op.ELASTIC):
                     self._take_part(child, request)
                 else:
-                    self._guarded(child, lambda: self._serve(child, request))  # noqa: B023
+                    self._try_to_serve(child, request)
                 self._serve_waiting()
         self._centre.finish()
 
@@ -359,9 +359,9 @@ class Server:
 
     # -- children that die -------------------------------------------------------------------------
 
-    def _guarded(self, child: int, serve: Callable[[], None]) -> None:
+    def _try_to_serve(self, child: int, request: Request) -> None:
         try:
-            serve()
+            self._serve(child, request)
         except MPI.Exception as error:
             self._lose(child, error)
 

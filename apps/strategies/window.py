@@ -81,10 +81,10 @@ class Window(ABC):
         with self._lock():
             self._read_words()
             version = int(self._words[number])
-            staleness = version - int((self.known(network) if known is None else known)[0])
+            of_vector = int((self.known(network) if known is None else known)[0])
             if op.sends:
-                self.staleness[staleness] += 1
-            self._do(op, number, vectors, staleness, events)
+                self.staleness[version - of_vector] += 1
+            self._do(op, number, vectors, of_vector)
             self._words[number] += op.sends
             turn = self._dealer.deal(self._worker) if wants_turn else None
             self._write_words()
@@ -124,7 +124,12 @@ class Window(ABC):
     def _write_words(self) -> None: ...
 
     @abstractmethod
-    def _do(self, op: Op, number: int, vectors: Vectors, staleness: int, events: int) -> None: ...
+    def _do(self, op: Op, number: int, vectors: Vectors, version: int) -> None:
+        """Exchange, with the lock held.
+
+        Args:
+            version: of the weights that the vector was computed with.
+        """
 
 
 class SharedWindow(Window):
@@ -266,10 +271,10 @@ class SharedWindow(Window):
     def _write_words(self) -> None:
         self._shared_words[:] = self._words
 
-    def _do(self, op: Op, number: int, vectors: Vectors, staleness: int, events: int) -> None:
+    def _do(self, op: Op, number: int, vectors: Vectors, version: int) -> None:
         name = self._networks[number]
         first = sum(len(self._flat.pieces[each]) for each in self._networks[:number])
-        self._centre.begin(op, number, int(self._words[number]) - staleness, events)
+        self._centre.begin(op, number, version, events=1)
         outgoing, incoming = vectors.outgoing.host, vectors.incoming.host
         for piece in self._flat.pieces[name]:
             steps = op is Op.STEP and bool(self._states[name][piece.number])
@@ -348,13 +353,13 @@ class RemoteWindow(Window):
         self._control.Put(self._words, FIRST)
         self._control.Flush(FIRST)
 
-    def _do(self, op: Op, number: int, vectors: Vectors, staleness: int, events: int) -> None:
+    def _do(self, op: Op, number: int, vectors: Vectors, version: int) -> None:
         outgoing, incoming = vectors.outgoing.host, vectors.incoming.host
         for piece in self._flat.pieces[self._networks[number]]:
             own, out = outgoing[piece.where], incoming[piece.where]
             if op is Op.STEP:
                 lr = self._optimizers[number].param_groups[0]["lr"]
-                scale = self._rule.lr_scale(staleness)
+                scale = self._rule.lr_scale(int(self._words[number]) - version)
                 own = torch.mul(own, -lr * scale, out=out)
             elif op is Op.ELASTIC:
                 self._get(out, piece.where.start)
