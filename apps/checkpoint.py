@@ -143,7 +143,7 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
         parts: of this task, new.
 
     Returns:
-        Whether all settings are alike.
+        Whether what its ranks had of their own fits, too: they share the training in the same way.
 
     Raises:
         ParentGone: the networks have other shapes.
@@ -159,12 +159,12 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
     if saved["settings"] == settings:
         restore(parts, states)
         return True
+    alike = settings["form"] == saved["settings"]["form"] and (
+        _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
+    )
     same_scheduler = _name(settings["scheduler"]) == _name(saved["settings"]["scheduler"])
     for name, optimizer in parts["optimizers"].items():
         old = states["optimizers"][name]
-        alike = settings["form"] == saved["settings"]["form"] and (
-            _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
-        )
         if alike and (
             _needs(optimizer, settings["optimizer"]) <= next(iter(old["state"].values()), {}).keys()
         ):
@@ -178,7 +178,7 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
             scheduler, place = parts["schedulers"][name], states["schedulers"][name]
             moved = {key: value for key, value in place.items() if key in MOVING}
             scheduler.load_state_dict({**scheduler.state_dict(), **moved, "_last_lr": [lr]})
-    return False
+    return alike
 
 
 def _name(settings: Mapping[str, Plain] | None) -> str | None:

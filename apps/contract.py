@@ -376,7 +376,7 @@ def _wrong(training: Training, layout: Layout) -> Iterator[tuple[str, str, bool]
         "sync_every": ("downpour, easgd", exchange.sync_every > 1),
     }
     for name, (strategies, is_set) in only.items():
-        message = f"{strategy} has none; leave it out ({strategies} have it)"
+        message = f"{strategy} does not use it; leave it out (it is for {strategies})"
         yield f"exchange.{name}", message, is_set and strategy not in strategies
 
 

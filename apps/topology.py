@@ -152,6 +152,12 @@ class Topology:
 
     def leave_out_the_dead(self) -> None:
         """Make `comm` one of the ranks that are left; collective over them."""
+        try:
+            self.comm.Agree(1)
+            return
+        except MPI.Exception as error:  # on all of them alike
+            if error.Get_error_class() != MPI.ERR_PROC_FAILED:
+                raise
         left = self.comm.Shrink()
         self.alive = left.allgather(self.rank)
         self.comm = left

@@ -23,8 +23,9 @@ from apps.strategies.dealer import Dealer, Turn, first_turns
 from apps.strategies.flat import Flat, zeros
 from apps.strategies.group import join
 from apps.strategies.local import Local
-from apps.strategies.memory import Memory, memory_of
-from apps.strategies.messages import Link, Manners, Port, Server, Vectors
+from apps.strategies.memory import Memory, memory_of, require_gpu_aware
+from apps.strategies.messages import Link, Port, Vectors
+from apps.strategies.server import Manners, Server
 from apps.strategies.submasters import SubMaster
 from apps.strategies.window import FIRST, RemoteWindow, SharedWindow, Window
 
@@ -51,6 +52,8 @@ class Central(Local):
             raise N3LOError(
                 "training.exchange.overlap: this MPI allows one thread at a time; set it to false"
             )
+        if self.exchange.gpu_aware and topology.device.type == "cuda":
+            require_gpu_aware()
         self.place = topology.place
         self._comm = topology.comm.Dup()  # messages of exchanges, apart from all others
         self.group = self._join_group()
@@ -65,7 +68,6 @@ class Central(Local):
         self._answered: deque[Turn] = deque()
         self._wants_turn = False
         self._thread = ThreadPoolExecutor(max_workers=1) if self.exchange.overlap else None
-        self._lost: list[int] = []
         self._counts: Counter[int] = Counter()
         self._port: Port | None = self._window
         if direct and self.place.parents and self._leads:
@@ -153,7 +155,7 @@ class Central(Local):
         self.flat.check()
         self._note_steps()
         if self.exchange.tolerate_worker_loss:
-            self._leave_out_the_dead()
+            self.topology.leave_out_the_dead()
         if self._window is not None:
             self._window.end_epoch()
             self._counts.update(self._window.staleness)
@@ -229,6 +231,7 @@ class Central(Local):
         """
         if self._leads:
             self._exchange(op, network, vectors, events, self._wants(op), None)
+            self._memory(vectors[1]).take_up()
 
     def ask_ahead(
         self,
@@ -246,7 +249,14 @@ class Central(Local):
         if not self._leads:
             return None
         wants_turn = self._wants(op)
+        self._memory(vectors[0]).fetch_ahead(self.flat.pieces[network])
         return self._thread.submit(self._exchange, op, network, vectors, events, wants_turn, known)
+
+    def take_up(self, exchange: Future[None] | None, incoming: torch.Tensor) -> None:
+        """Wait for an exchange in the thread, if there is one, and for what it brought."""
+        if exchange is not None:
+            exchange.result()
+            self._memory(incoming).take_up()
 
     def finish(self) -> None:
         """On a worker: no exchange follows in this epoch."""
@@ -290,9 +300,8 @@ class Central(Local):
         place, exchange = self.place, self.exchange
         places = self.topology.places
         lowest = places[place.children[0]].trains
-        children = {
-            child: places[child].worker for child in place.children if child not in self._lost
-        }
+        alive = self.topology.alive
+        children = {child: places[child].worker for child in place.children if child in alive}
         dealer = None
         if lowest:
             dealer = Dealer(
@@ -300,7 +309,7 @@ class Central(Local):
                 num_steps,
                 exchange.sync_every,
                 self.turns_ahead,
-                absent=[places[child].worker for child in place.children if child in self._lost],
+                absent=[places[child].worker for child in place.children if child not in alive],
             )
         number = self.topology.rank if len(self._roots()) > 1 else 0
         pieces = [
@@ -322,7 +331,6 @@ class Central(Local):
             ),
         )
         server.serve()
-        self._lost += server.lost
         if self.topology.is_first:
             self._counts.update(centre.staleness)
 
@@ -402,9 +410,6 @@ class Central(Local):
             for parameter in optimizer.param_groups[0]["params"]:
                 parameter.grad = None
             optimizer.step()
-
-    def _leave_out_the_dead(self) -> None:
-        self.topology.leave_out_the_dead()
 
     def facts(self) -> dict[str, float]:
         gathered: Sequence[Counter[int]] = self.topology.comm.allgather(self._counts)

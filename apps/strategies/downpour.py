@@ -86,8 +86,7 @@ class Downpour(Central):
         """Take over what the last exchange brought."""
         if network in self._on_its_way:
             part, exchange = self.part(network), self._on_its_way.pop(network)
-            if exchange is not None:
-                exchange.result()
-                self.flat.values[part] = self._inbox[part]
+            self.take_up(exchange, self._inbox)
+            self.flat.values[part] = self._inbox[part]
             self._known[network] = self.known(network)
             self.group.share(self.flat.values[part])

@@ -33,7 +33,9 @@ class Easgd(Central):
 
     For the quadratic x^2 / 2 and workers in turn it is stable for 0 <= alpha <= (4 - 2 lr) /
     (4 - lr) (section 3.3), so that `elastic_force` is at most 1. With `overlap` the exchange runs
-    while the gradient is computed, and the result is the same.
+    while the gradient is computed; with one network the result is the same.
+
+    Between epochs a sub-master's own weights are those of the top, and workers keep theirs.
     """
 
     sub_master = ElasticBetween
@@ -61,14 +63,15 @@ class Easgd(Central):
         else:
             self._own.copy_(self.flat.values)
             self._has_own = True
+        for network in self.networks:
+            self._look_ahead(self.part(network))
 
     def before(self, exchanges: bool) -> None:
+        self.settle()
         if exchanges and self.exchange.overlap:
             for network in self.networks:
                 vectors = self.x, self._force
                 self._on_its_way[network] = self.ask_ahead(Op.ELASTIC, network, vectors)
-        if self._looks_ahead:
-            torch.add(self._own, self._velocity, alpha=self._momentum, out=self.flat.values)
 
     def move(self, network: str) -> None:
         part = self.part(network)
@@ -78,6 +81,7 @@ class Easgd(Central):
             velocity = self._velocity[part].mul_(self._momentum)
             velocity.sub_(self.flat.gradient[part], alpha=self.lr(network))
             self._own[part] += velocity
+            self._look_ahead(part)
         else:
             optimizer = self.optimizers[network]
             parameters = optimizer.param_groups[0]["params"]
@@ -92,17 +96,28 @@ class Easgd(Central):
         if not has_moved:
             self.move(network)
 
-    def _be_pulled(self, network: str) -> None:
-        """Move by the force that an exchange gives."""
-        part, exchange = self.part(network), self._on_its_way.pop(network, None)
-        if exchange is not None:
-            exchange.result()
-        self.group.share(self._force[part])
-        self.x[part].sub_(self._force[part])
+    def settle(self) -> None:
+        for network in list(self._on_its_way):
+            self._be_pulled(network)
 
     def end_epoch(self) -> None:
+        self.settle()
         if not self._looks_ahead:
             self._own.copy_(self.flat.values)
+
+    def _be_pulled(self, network: str) -> None:
+        """Move by the force that an exchange gives."""
+        part = self.part(network)
+        self.take_up(self._on_its_way.pop(network, None), self._force)
+        self.group.share(self._force[part])
+        self.x[part].sub_(self._force[part])
+        self._look_ahead(part)
+
+    def _look_ahead(self, part: slice) -> None:
+        """Put the point where the next gradient is taken before the networks."""
+        if self._looks_ahead:
+            own, velocity = self._own[part], self._velocity[part]
+            torch.add(own, velocity, alpha=self._momentum, out=self.flat.values[part])
 
     def own_state(self) -> dict[str, Any]:
         state = super().own_state()

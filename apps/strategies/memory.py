@@ -28,11 +28,17 @@ class Memory:
     def fetch(self, pieces: list[Piece]) -> None:
         """Begin to bring pieces to where MPI can send them from."""
 
+    def fetch_ahead(self, pieces: list[Piece]) -> None:
+        """The same before the exchange, which then need not."""
+
     def ready(self, piece: Piece) -> None:
         """Wait until a piece is there."""
 
     def store(self, piece: Piece) -> None:
-        """Bring a piece that was received to where the vector is."""
+        """Begin to bring a piece that was received to where the vector is."""
+
+    def take_up(self) -> None:
+        """Have what follows wait for the pieces that were stored."""
 
 
 class PinnedMemory(Memory):
@@ -43,8 +49,17 @@ class PinnedMemory(Memory):
         self._vector = vector
         self._stream = torch.cuda.Stream(vector.device)
         self._copied: dict[int, torch.cuda.Event] = {}
+        self._is_ahead = False
+
+    def fetch_ahead(self, pieces: list[Piece]) -> None:
+        """So that it waits for what was asked of the GPU until now, and not for what follows."""
+        self.fetch(pieces)
+        self._is_ahead = True
 
     def fetch(self, pieces: list[Piece]) -> None:
+        if self._is_ahead:
+            self._is_ahead = False
+            return
         self._stream.wait_stream(torch.cuda.current_stream(self._vector.device))
         with torch.cuda.stream(self._stream):
             for piece in pieces:
@@ -55,14 +70,17 @@ class PinnedMemory(Memory):
         self._copied[piece.where.start].synchronize()
 
     def store(self, piece: Piece) -> None:
-        self._vector[piece.where].copy_(self.host[piece.where], non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            self._vector[piece.where].copy_(self.host[piece.where], non_blocking=True)
+
+    def take_up(self) -> None:
+        torch.cuda.current_stream(self._vector.device).wait_stream(self._stream)
 
 
 class DeviceMemory(Memory):
     """A vector on a GPU that MPI reads and writes itself."""
 
     def __init__(self, vector: torch.Tensor) -> None:
-        require_gpu_aware()
         self._vector = vector
 
     def raw(self, piece: Piece) -> Any:
@@ -86,7 +104,8 @@ def require_gpu_aware() -> None:
         N3LOError: it does not say so.
     """
     try:
-        aware = ctypes.CDLL(None).MPIX_Query_cuda_support() == 1  # Open MPI and its kin
+        # Open MPI and its kin; looked for in what mpi4py is linked with.
+        aware = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support() == 1
     except AttributeError:
         aware = False
     if not aware:

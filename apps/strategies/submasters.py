@@ -26,6 +26,8 @@ class SubMaster(Centre):
         every: exchanges with children between two with that master.
     """
 
+    moves_alone = True  # whether an exchange with a child moves its weights
+
     def __init__(self, link: Link, networks: list[str], every: int, *args: Any) -> None:
         super().__init__(*args)
         self._link, self._networks, self._every = link, networks, every
@@ -38,7 +40,8 @@ class SubMaster(Centre):
         """Set up the memory that the algorithm needs."""
 
     def end(self, op: Op, network: int) -> None:
-        super().end(op, network)
+        if self.moves_alone:
+            super().end(op, network)
         if op.sends:
             self._count[network] += 1
             if self._count[network] >= self._every:
@@ -64,6 +67,8 @@ class GradientSum(SubMaster):
 
     Only the top master has an optimizer. Versions here are the top master's.
     """
+
+    moves_alone = False
 
     def prepare(self) -> None:
         self._sum = zeros(len(self.values), self.values.dtype)
@@ -91,12 +96,6 @@ class GradientSum(SubMaster):
         self._sum[part].zero_()
         self._events[network], self._oldest[network] = 0, None
         self.versions[network] = self._link.versions[0, network]
-
-    def end(self, op: Op, network: int) -> None:
-        version = self.versions[network]
-        super().end(op, network)
-        if self._count[network]:  # nothing was passed on, so nothing has moved
-            self.versions[network] = version
 
 
 class ElasticBetween(SubMaster):
