@@ -131,5 +131,5 @@ class Easgd(Central):
         if "own" in state:
             self._own.copy_(state["own"])
             self._has_own = True
-        if "velocity" in state:
+        if "velocity" in state and self._velocity is not None:
             self._velocity.copy_(state["velocity"])

@@ -54,11 +54,12 @@ class PinnedMemory(Memory):
     def fetch_ahead(self, pieces: list[Piece]) -> None:
         """So that it waits for what was asked of the GPU until now, and not for what follows."""
         self.fetch(pieces)
-        self._is_ahead = True
+        self._ahead |= {piece.where.start for piece in pieces}
 
     def fetch(self, pieces: list[Piece]) -> None:
-        if self._is_ahead:
-            self._is_ahead = False
+        asked = {piece.where.start for piece in pieces}
+        if asked <= self._ahead:
+            self._ahead -= asked
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._vector.device))
         with torch.cuda.stream(self._stream):
