@@ -49,7 +49,7 @@ class PinnedMemory(Memory):
         self._vector = vector
         self._stream = torch.cuda.Stream(vector.device)
         self._copied: dict[int, torch.cuda.Event] = {}
-        self._is_ahead = False
+        self._ahead: set[int] = set()  # where pieces start that are on their way already
 
     def fetch_ahead(self, pieces: list[Piece]) -> None:
         """So that it waits for what was asked of the GPU until now, and not for what follows."""
