@@ -20,7 +20,7 @@ from apps.contract import N3LOError
 from apps.data import Batch, Epoch
 from apps.strategies.centre import Centre, Op, Rule, pieces_as_parameters
 from apps.strategies.dealer import Dealer, Turn, first_turns
-from apps.strategies.flat import Flat, zeros
+from apps.strategies.flat import PIECE_BYTES, WINDOW_BYTES, Flat, zeros
 from apps.strategies.group import join
 from apps.strategies.local import Local
 from apps.strategies.memory import Memory, memory_of, require_gpu_aware
@@ -60,7 +60,7 @@ class Central(Local):
         self._same_start()
         direct = self.exchange.transport == "messages"
         num_parts = topology.ranks.masters if len(self._roots()) > 1 else 1
-        self.flat = Flat(self.networks, num_parts)
+        self.flat = Flat(self.networks, num_parts, PIECE_BYTES if direct else WINDOW_BYTES)
         self.optimizers = self.experiment.optimizers(pieces_as_parameters(self.flat))
         self.clip_norm = training.clip_norm
         self._window = None if direct else self._open_window()

@@ -17,7 +17,8 @@ from torch import nn
 
 from apps.contract import N3LOError
 
-PIECE_BYTES = 2**21  # a piece is in flight while the one before is worked on
+PIECE_BYTES = 2**21  # of a message: a piece is in flight while the one before is worked on
+WINDOW_BYTES = 2**28  # of shared memory, where nothing is in flight
 HUGE_PAGE = 2**21  # bytes
 
 
@@ -34,6 +35,7 @@ class Flat:
 
     Args:
         num_masters: that each own an equal share of every network.
+        piece_bytes: the most of a piece.
     """
 
     values: torch.Tensor  # (n,)
@@ -41,7 +43,12 @@ class Flat:
     parts: dict[str, slice]  # of each network
     pieces: dict[str, list[Piece]]  # of each network
 
-    def __init__(self, networks: Mapping[str, nn.Module], num_masters: int = 1) -> None:
+    def __init__(
+        self,
+        networks: Mapping[str, nn.Module],
+        num_masters: int = 1,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self._parameters = [
             parameter
             for network in networks.values()
@@ -77,7 +84,7 @@ class Flat:
         for name, network in networks.items():
             size = sum(each.numel() for each in network.parameters() if each.requires_grad)
             self.parts[name], at = slice(at, at + size), at + size
-        size = PIECE_BYTES // self.values.element_size()
+        size = piece_bytes // self.values.element_size()
         self.pieces = {
             name: pieces_of(part, num_masters, size) for name, part in self.parts.items()
         }
