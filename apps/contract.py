@@ -150,7 +150,7 @@ class Exchange(Section):
     overlap: bool = False  # exchange while the next gradient is computed; not of gem
     masters_wait: Literal["auto", "sleep", "spin"] = "auto"  # auto: sleep where cores are shared
     gpu_aware: bool = False  # hand GPU memory to MPI; else it passes through pinned memory
-    tolerate_worker_loss: bool = False  # the others go on when a worker dies
+    tolerate_worker_loss: bool = False  # the others go on when a worker dies while it trains
 
     def __post_init__(self) -> None:
         require(self.sync_every >= 1, f"sync_every: {self.sync_every} is not at least 1")
