@@ -335,7 +335,7 @@ def test_a_plan_runs_nothing_and_shows_the_exact_launch_lines(study_path, n3lo, 
     )
     assert (
         "  t000-f0: mpirun --host localhost:1 -n 1 --bind-to none --mca mpi_yield_when_idle 1 "
-        f"--mca pml ob1 --mca btl self,sm {sys.executable} -P -m apps.train "
+        f"--mca pml ob1 --mca btl self,sm --mca osc '^ucx' {sys.executable} -P -m apps.train "
         f"{tmp_path}/runs/small/t000-f0/task.json"
     ) in result.stdout.splitlines()
 
