@@ -92,7 +92,9 @@ def launch_line(num_ranks: int, *words: object) -> list[str]:
 
 def launch_environment(**environment: str) -> dict[str, str]:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**os.environ, **root, "OMP_NUM_THREADS": "1", **environment}
+    # One host, as sites.launchers.mpirun has it: MPI looks for no network.
+    mca = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_osc": "^ucx"}
+    return {**os.environ, **root, **mca, "OMP_NUM_THREADS": "1", **environment}
 
 
 def train_all(num_ranks: int, *tasks: Path) -> None:
