@@ -5,6 +5,7 @@ Two ranks then do the arithmetic of one rank with a batch twice as large.
 
 from __future__ import annotations
 
+import gc
 import inspect
 
 import torch.distributed as dist
@@ -59,4 +60,8 @@ class Ddp(Local):
 
     def close(self) -> None:
         self.topology.comm.Barrier()
+        # The wrappers must not be the last to hold the process group: its end would wait for a
+        # thread that waits for Python, which they hold.
+        self.networks = self.experiment.networks
+        gc.collect()
         dist.destroy_process_group()
