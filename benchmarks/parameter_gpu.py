@@ -1,6 +1,7 @@
 """A master and a worker on a GPU against one process on it, and how many workers a master serves.
 
-    python benchmarks/parameter_gpu.py run      # on a machine with a GPU
+    python benchmarks/parameter_gpu.py run            # on a machine with a GPU
+    python benchmarks/parameter_gpu.py run --gpus 2   # a worker on each of two
     python benchmarks/parameter_gpu.py table
 
 Whole trainings of `apps.train`, on random showers of 25 x 25 x 25 cells: a 3D convolution with few
@@ -29,7 +30,7 @@ from torch import nn
 from apps.contract import TaskPaths, TrainResult, TrainTask, from_dict, write_json
 from sites.launchers import Shape, mpirun
 
-RESULTS = Path(__file__).parent / "results" / "parameter_gpu.json"
+RESULTS = Path(__file__).parent / "results"
 EVENTS, EPOCHS, BATCH = 4096, 3, 128
 ROUNDS = 2
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,7 +67,7 @@ class Wide(nn.Sequential):
 MODELS = {"convolutions": Convolutions, "wide": Wide}
 
 
-def train(folder: Path, data: Path, model: str, setting: str) -> TrainResult:
+def train(folder: Path, data: Path, model: str, setting: str, workers: int) -> TrainResult:
     """One training, launched as a site would."""
     strategy, exchange = SETTINGS[setting]
     task = from_dict(
@@ -79,7 +80,10 @@ def train(folder: Path, data: Path, model: str, setting: str) -> TrainResult:
                 "strategy": strategy, "exchange": exchange, "epochs": EPOCHS,
                 "batch_size": BATCH, "loss": "mse", "optimizer": {"name": "sgd", "lr": 1e-4},
             },
-            "layout": {"gpus_per_rank": int(torch.cuda.is_available())},
+            "layout": {
+                "num_workers": workers if strategy != "local" else 1,
+                "gpus_per_rank": int(torch.cuda.is_available()),
+            },
             "objective": {"metric": "val_loss", "goal": "min"},
             "fingerprint": {"data": "d", "model": model, "code": "c"},
         },
@@ -108,9 +112,14 @@ def most_updates(num_parameters: int, workers: int) -> float:
     return max(json.loads(each)["updates_per_second"] for each in job.stdout.splitlines())
 
 
-def run(models: list[str], workers: int) -> None:
+def results_of(gpus: int) -> Path:
+    return RESULTS / ("parameter_gpu.json" if gpus == 1 else f"parameter_gpu_{gpus}.json")
+
+
+def run(models: list[str], workers: int, gpus: int) -> None:
     """Measure some models anew; the results of the others stay."""
-    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": [], "limits": {}}
+    results = results_of(gpus)
+    old = json.loads(results.read_text()) if results.exists() else {"rows": [], "limits": {}}
     rows: list[dict[str, Any]] = [row for row in old["rows"] if row["model"] not in models]
     limits: dict[str, float] = old["limits"]
     with tempfile.TemporaryDirectory() as name:
@@ -124,26 +133,26 @@ def run(models: list[str], workers: int) -> None:
                 for setting in SETTINGS:
                     place = folder / f"{model}-{setting}-{number}".replace(" ", "-")
                     place.mkdir()
-                    result = train(place, folder / "showers.h5", model, setting)
+                    result = train(place, folder / "showers.h5", model, setting, gpus)
                     rate, parameters = result.samples_per_second, result.num_parameters
                     rows.append({"model": model, "setting": setting, "samples_per_second": rate,
                                  "parameters": parameters})  # fmt: skip
                     print(rows[-1], flush=True)
             limits[model] = most_updates(parameters, workers)
             print(model, limits[model], flush=True)
-            save(rows, workers, limits)
+            save(results, rows, workers, limits)
 
 
-def save(rows: list[dict[str, Any]], workers: int, limits: dict[str, float]) -> None:
+def save(results: Path, rows: list[dict[str, Any]], workers: int, limits: dict[str, float]) -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     machine = {"gpu": gpu, "cores": os.cpu_count(), "torch": torch.__version__,
                "host": platform.processor()}  # fmt: skip
-    write_json(RESULTS, {"machine": machine, "rows": rows, "workers": workers, "limits": limits})
+    write_json(results, {"machine": machine, "rows": rows, "workers": workers, "limits": limits})
 
 
-def table() -> None:
+def table(gpus: int) -> None:
     """Markdown: samples/s, against one process, and the number of workers that one master feeds."""
-    record = json.loads(RESULTS.read_text())
+    record = json.loads(results_of(gpus).read_text())
     print(", ".join(f"{key} {value}" for key, value in record["machine"].items()) + "\n")
     print("| model, parameters | setting | samples/s | of one process | saturates at workers |")
     print("|---|---|---|---|---|")
@@ -155,11 +164,13 @@ def table() -> None:
     for (model, setting), rate in best.items():
         strategy, exchange = SETTINGS[setting]
         updates = rate / BATCH / exchange.get("sync_every", 1)
-        served = record["limits"][model] / updates
+        limit = record["limits"].get(model)  # None if a run ended before it was measured
+        served = limit / updates * gpus if limit else None
         central = strategy == "downpour" and "transport" not in exchange
+        workers_served = f"{served:.0f}" if central and served else ""
         print(
             f"| {model}, {sizes[model] / 1e6:.2g} million | {setting} | {rate:.0f} | "
-            f"{rate / best[model, 'one process']:.0%} | {f'{served:.0f}' if central else ''} |"
+            f"{rate / best[model, 'one process']:.0%} | {workers_served} |"
         )
 
 
@@ -167,12 +178,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["run", "table"])
     parser.add_argument("--workers", type=int, default=6, help="that compute nothing")
+    parser.add_argument("--gpus", type=int, default=1, help="a worker on each")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     given = parser.parse_args()
     if given.action == "run":
-        run(given.models, given.workers)
+        run(given.models, given.workers, given.gpus)
     else:
-        table()
+        table(given.gpus)
 
 
 if __name__ == "__main__":
