@@ -43,10 +43,9 @@ def check(task: TrainTask) -> dict[str, Any]:
     index, fold_of_event = prepare(task.data, task.split_seed)
     experiment = Supervised(build_model(task.model), task.training)
     check_metric_names(task, experiment.metrics)
-    experiment.schedulers(experiment.optimizers())
+    experiment.schedulers(experiment.optimizers(), updates_per_epoch=1)
     is_training = trains(fold_of_event, task.fold)
-    ranks = task.ranks
-    plan = plan_of(task, index, is_training, ranks.workers * ranks.per_worker, epoch=1)
+    plan = plan_of(task, index, is_training, task.ranks.readers, epoch=1)
     try_model(task, experiment, index)
 
     folds = range(task.data.folds)

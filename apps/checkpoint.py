@@ -5,6 +5,7 @@ The last checkpoint of a task can be kept as its state, from which another task 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -17,8 +18,7 @@ from torch.optim import Optimizer
 
 from apps.contract import CENTRAL, N3LOError, Plain, Start, TaskPaths, Training, TrainTask
 from apps.experiment import make_optimizer
-
-Parts = Mapping[str, Mapping[str, Any]]  # networks, optimizers, schedulers, each by name
+from apps.strategies.base import Strategy
 
 # What of a scheduler's state_dict moves with the epochs; all else follows from its arguments.
 MOVING = {
@@ -108,29 +108,23 @@ def settings_of(task: TrainTask) -> dict[str, Any]:
     """What optimizers and schedulers are made from, to be kept beside their states.
 
     `form` is how an optimizer sees the weights: as the model has them, or in pieces for masters.
+    `own` is what ranks may have of their own.
     """
     training = task.training
     central = training.strategy in CENTRAL
     layout = [task.ranks.total, task.layout.num_masters, task.layout.sub_masters]
     pieces = [training.strategy, training.exchange.transport, *layout] if central else None
-    return {"optimizer": training.optimizer, "scheduler": training.scheduler, "form": pieces}
-
-
-def states_of(parts: Parts) -> dict[str, dict[str, Any]]:
+    reduction = [training.backend, *dataclasses.astuple(training.reduction), task.ranks.total]
     return {
-        kind: {name: each.state_dict() for name, each in members.items()}
-        for kind, members in parts.items()
+        "optimizer": task.optimizer,
+        "schedule": [training.phases, training.schedule_per],
+        "precision": training.precision,
+        "form": pieces,
+        "own": reduction if training.strategy == "allreduce" else pieces,
     }
 
 
-def restore(parts: Parts, states: Parts) -> None:
-    """Bring everything to the state that it had, to the bit."""
-    for kind, members in states.items():
-        for name, state in members.items():
-            parts[kind][name].load_state_dict(state)
-
-
-def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
+def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> bool:
     """Bring everything to the state that another task ended in, as far as the settings are alike.
 
     With the same optimizer and scheduler that is all of it, to the bit. Otherwise this task's
@@ -140,7 +134,7 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
 
     Args:
         saved: from `load_start`.
-        parts: of this task, new.
+        strategy: of this task, new.
 
     Returns:
         Whether what its ranks had of their own fits, too: they share the training in the same way.
@@ -150,39 +144,52 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], parts: Parts) -> bool:
     """
     settings, states = settings_of(task), saved["states"]
     try:
-        restore(parts, {"networks": states["networks"]})
+        strategy.restore({"networks": states["networks"]})
     except (RuntimeError, KeyError) as error:
         reason = (str(error).splitlines()[1:] or [str(error)])[0].strip()
         raise ParentGone(
             f"the networks do not fit the state of {Path(task.start.folder).name}: {reason}"
         ) from error
     if saved["settings"] == settings:
-        restore(parts, states)
+        strategy.restore(states)
         return True
     alike = settings["form"] == saved["settings"]["form"] and (
         _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
     )
-    same_scheduler = _name(settings["scheduler"]) == _name(saved["settings"]["scheduler"])
-    for name, optimizer in parts["optimizers"].items():
+    schedule, old_schedule = settings["schedule"], saved["settings"]["schedule"]
+    same_schedulers = [_name(each) for each in schedule[0]] == [
+        _name(each) for each in old_schedule[0]
+    ] and schedule[1] == old_schedule[1]
+    for name, optimizer in strategy.optimizers.items():
         old = states["optimizers"][name]
         if alike and (
             _needs(optimizer, settings["optimizer"]) <= next(iter(old["state"].values()), {}).keys()
         ):
             groups = optimizer.state_dict()["param_groups"]  # this task's own settings
-            optimizer.load_state_dict({"state": old["state"], "param_groups": groups})
-        if same_scheduler and settings["scheduler"] is not None:
+            moments = {"state": old["state"], "param_groups": groups}
+            strategy.restore({"optimizers": {name: moments}})
+        if same_schedulers and schedule[0]:
             first_lr = _first_lr(optimizer.state_dict(), settings)
             scale = first_lr / _first_lr(old, saved["settings"])
             lr = old["param_groups"][0]["lr"] * scale
             optimizer.param_groups[0]["lr"] = lr
-            scheduler, place = parts["schedulers"][name], states["schedulers"][name]
-            moved = {key: value for key, value in place.items() if key in MOVING}
-            scheduler.load_state_dict({**scheduler.state_dict(), **moved, "_last_lr": [lr]})
-    return alike
+            scheduler = strategy.schedulers[name]
+            state = _moved(scheduler.state_dict(), states["schedulers"][name])
+            scheduler.load_state_dict({**state, "_last_lr": [lr]})
+    return settings["own"] == saved["settings"]["own"]
 
 
-def _name(settings: Mapping[str, Plain] | None) -> str | None:
-    return None if settings is None else settings["name"].replace("_", "").lower()
+def _moved(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's state, at the place in the schedule where another was."""
+    moved = {key: value for key, value in old.items() if key in MOVING}
+    if "_schedulers" in state:  # one after the other
+        pairs = zip(state["_schedulers"], old["_schedulers"], strict=True)
+        moved["_schedulers"] = [_moved(*pair) for pair in pairs]
+    return {**state, **moved}
+
+
+def _name(settings: Mapping[str, Plain]) -> str:
+    return settings["name"].replace("_", "").lower()
 
 
 def _first_lr(state: Mapping[str, Any], settings: Mapping[str, Any]) -> float:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import operator
 import os
 import types
@@ -91,6 +92,8 @@ class Data(Section):
     shuffle: bool = True
     block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
     memory_gb: float | None = None  # per rank, 0 = read ahead; None = a quarter of the free
+    cache: str | None = None  # copy the files there once a node, "$TMPDIR"; None = $DATA_CACHE
+    copy_command: str | None = None  # "xrdcp {} {}"; None = $DATA_COPY_COMMAND, or a plain copy
 
     def __post_init__(self) -> None:
         require(len(self.files) > 0, "files: name at least one HDF5 file")
@@ -185,19 +188,70 @@ class Exchange(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reduction(Section):
+    """How the ranks of `allreduce` average their gradients."""
+
+    compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = "none"
+    powersgd_rank: int = 2  # of the two factors that stand for a layer's gradient
+    topk_density: float = 0.01  # share of a layer's gradient that is sent in a step
+    operation: Literal["average", "adasum"] = "average"
+    hierarchical: bool = False  # within each worker first, then across workers
+    average_every: int = 1  # local SGD: workers average their weights every so many updates
+
+    def __post_init__(self) -> None:
+        for name in ("powersgd_rank", "average_every"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name}: {value} is not at least 1")
+        require(
+            0 < self.topk_density <= 1,
+            f"topk_density: {self.topk_density} is not above 0 and at most 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Section):
+    """How `pipeline`, `tensor` and `sharded` divide a model over the ranks of a worker."""
+
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"  # of pipeline
+    micro_batches: int = 4  # of pipeline: parts of a batch that follow each other
+    stages: list[str] = field(default_factory=list)  # layers that begin one; [] = by measured cost
+    tensor: dict[str, str] = field(default_factory=dict)  # {"phi.*" = "column"}; {} = found out
+    unit_parameters: int = 100_000  # of sharded: layers of at least so many are fetched alone
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batches", "unit_parameters"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name}: {value} is not at least 1")
+
+
+Schedule = dict[str, Plain]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training(Section):
     """How one task trains."""
 
-    strategy: Literal["local", "allreduce", "downpour", "easgd", "gem"] = "local"
+    strategy: Literal[
+        "local", "allreduce", "sharded", "tensor", "pipeline", "downpour", "easgd", "gem"
+    ] = "local"
     backend: Literal["horovod", "ddp"] = "horovod"  # of allreduce, also within a worker's ranks
+    reduction: Reduction = field(default_factory=Reduction)  # of allreduce
     exchange: Exchange = field(default_factory=Exchange)  # of downpour, easgd and gem
+    split: Split = field(default_factory=Split)  # of pipeline, tensor and sharded
     epochs: int = 10
-    batch_size: int = 32  # per rank
+    batch_size: int = 32  # per rank, or per worker where its ranks divide the model
+    accumulate: int = 1  # batches of each rank that make one update
     loss: str = "cross_entropy"
     metrics: list[str] = field(default_factory=list)
     optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
-    scheduler: dict[str, Plain] | None = None  # per epoch: { name = "exponential_lr", gamma = 0.9 }
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # of lr, by the batches of an update
+    scheduler: Schedule | list[Schedule] | None = None  # { name = "exponential_lr", gamma = 0.9 }
+    schedule_per: Literal["epoch", "update"] = "epoch"  # what its numbers count
     clip_norm: float | None = None  # largest L2 norm of the whole gradient
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"  # of the arithmetic; weights: fp32
+    sync_batchnorm: bool = False  # statistics of the whole batch, and not of each rank's part
+    recompute: list[str] = field(default_factory=list)  # layers that keep no activations: ["*"]
+    compile: bool = False  # by torch.compile
     early_stopping: EarlyStopping | None = None
     target: Target | None = None
     max_minutes: float | None = None  # of training; ends after the epoch that passes it
@@ -207,12 +261,25 @@ class Training(Section):
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
         require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
+        phases = self.phases
         for key, table, example in (
             ("optimizer", self.optimizer, "{ name = 'adam' }"),
-            ("scheduler", self.scheduler, "{ name = 'exponential_lr', gamma = 0.9 }"),
+            *(("scheduler", each, "{ name = 'exponential_lr', gamma = 0.9 }") for each in phases),
         ):
-            named = table is None or isinstance(table.get("name"), str)
+            named = isinstance(table.get("name"), str)
             require(named, f"{key}: needs a name, as in {example}")
+        for phase in phases[:-1]:
+            epochs = phase.get("epochs")
+            require(
+                isinstance(epochs, int) and epochs >= 1,
+                f"scheduler: '{phase['name']}' is followed by another and needs its length, as in "
+                f"epochs = 5",
+            )
+        require(
+            self.lr_scaling == "none" or isinstance(self.optimizer.get("lr"), float | int),
+            "lr_scaling: scales the learning rate of one rank; give it as optimizer.lr",
+        )
+        require(self.accumulate >= 1, f"accumulate: {self.accumulate} is not at least 1")
         require(self.lanes is None or self.lanes >= 1, f"lanes: {self.lanes} is not at least 1")
         require(
             self.max_minutes is None or self.max_minutes > 0,
@@ -223,6 +290,13 @@ class Training(Section):
             f"clip_norm: {self.clip_norm} is not above 0",
         )
 
+    @property
+    def phases(self) -> list[Schedule]:
+        """The schedulers that follow each other."""
+        if self.scheduler is None:
+            return []
+        return self.scheduler if isinstance(self.scheduler, list) else [self.scheduler]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(Section):
@@ -230,14 +304,16 @@ class Layout(Section):
 
     num_workers: int = 1  # N_W; under each sub-master, where there are some
     ranks_per_worker: int = 1  # N_GPU
+    ranks_per_stage: int = 1  # of pipeline: ranks that divide each stage as `tensor` does
     num_masters: int = 1  # that each own a part of the weights; of downpour, easgd, gem
     sub_masters: list[int] = field(default_factory=list)  # [2, 3]: 2, and 3 under each of these
     cores_per_rank: int = 1
-    gpus_per_rank: int = 0
+    gpus_per_rank: int = 0  # several divide the layers of a model between them
     walltime_min: float = 60.0  # a task that runs longer is stopped and failed
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "ranks_per_worker", "num_masters", "cores_per_rank"):
+        counts = ("num_workers", "ranks_per_worker", "ranks_per_stage", "num_masters")
+        for name in (*counts, "cores_per_rank"):
             value = getattr(self, name)
             require(value >= 1, f"{name}: {value} is not at least 1")
         for value in self.sub_masters:
@@ -246,12 +322,17 @@ class Layout(Section):
             self.num_masters == 1 or not self.sub_masters,
             "sub_masters: the top master's weights are whole; set num_masters = 1",
         )
+        require(
+            self.ranks_per_worker % self.ranks_per_stage == 0,
+            f"ranks_per_stage: {self.ranks_per_stage} does not divide ranks_per_worker = "
+            f"{self.ranks_per_worker}, which are stages x ranks_per_stage",
+        )
         require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
         require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
 
 
 CENTRAL = ("downpour", "easgd", "gem")  # the strategies with a central copy of the weights
-NEED_WHOLE_LAYERS = ("muon", "adafactor")  # all other optimizers work element by element
+ONE_BATCH = ("tensor", "pipeline")  # those where the ranks of a worker train on the same batch
 
 
 @dataclass(frozen=True)
@@ -261,17 +342,25 @@ class Ranks:
     masters: int
     workers: int  # in all
     per_worker: int
+    per_stage: int = 1  # of a pipeline's stages
+    one_batch: bool = False  # whether the ranks of a worker train on the same batch
 
     @property
     def total(self) -> int:
         return self.masters + self.workers * self.per_worker
 
+    @property
+    def readers(self) -> int:
+        """Ranks, or workers, that train on a batch of their own."""
+        return self.workers * (1 if self.one_batch else self.per_worker)
+
     def __str__(self) -> str:
         masters = f"{self.masters} master{'s' * (self.masters > 1)} + " if self.masters else ""
-        return (
-            f"{masters}{self.workers} worker{'s' * (self.workers > 1)} x {self.per_worker} "
-            f"rank{'s' * (self.per_worker > 1)} = {self.total} rank{'s' * (self.total > 1)}"
-        )
+        factors = [(self.workers, "worker"), (self.per_worker // self.per_stage, "rank")]
+        if self.per_stage > 1:
+            factors = [factors[0], (factors[1][0], "stage"), (self.per_stage, "rank")]
+        shown = " x ".join(f"{number} {noun}{'s' * (number > 1)}" for number, noun in factors)
+        return f"{masters}{shown} = {self.total} rank{'s' * (self.total > 1)}"
 
 
 def ranks_of(training: Training, layout: Layout) -> Ranks:
@@ -281,7 +370,9 @@ def ranks_of(training: Training, layout: Layout) -> Ranks:
     copy of the weights, or with one in shared memory, there are no masters.
     """
     if training.strategy not in CENTRAL:
-        return Ranks(0, layout.num_workers, layout.ranks_per_worker)
+        one_batch = training.strategy in ONE_BATCH
+        per_stage = layout.ranks_per_stage
+        return Ranks(0, layout.num_workers, layout.ranks_per_worker, per_stage, one_batch)
     levels = list(itertools.accumulate(layout.sub_masters, operator.mul, initial=1))
     masters = sum(levels) if layout.sub_masters else layout.num_masters
     if training.exchange.transport == "window":
@@ -289,95 +380,21 @@ def ranks_of(training: Training, layout: Layout) -> Ranks:
     return Ranks(masters, levels[-1] * layout.num_workers, layout.ranks_per_worker)
 
 
-def check_ranks(training: Training, layout: Layout) -> None:
-    """See that strategy, exchange, optimizer and layout go together.
-
-    Raises:
-        ValueError: they do not; the text names the key.
-    """
+def batches_of_update(training: Training, layout: Layout) -> int:
+    """How many batches of `batch_size` are averaged in one update of the weights."""
+    ranks, exchange = ranks_of(training, layout), training.exchange
     if training.strategy in CENTRAL:
-        for key, message, is_wrong in _wrong(training, layout):
-            require(not is_wrong, f"training.{key}: {message}")
+        waits = training.strategy == "downpour" and exchange.synchronous
+        together = ranks.workers - exchange.backup_workers if waits else 1
+        return together * ranks.per_worker
+    if averages_weights(training):
+        return ranks.per_worker * training.accumulate
+    return ranks.readers * training.accumulate
 
 
-def _wrong(training: Training, layout: Layout) -> Iterator[tuple[str, str, bool]]:
-    """What may be wrong: the key, what to say, and whether it is."""
-    exchange, strategy = training.exchange, training.strategy
-    settings = training.optimizer
-    optimizer = settings["name"].replace("_", "").lower()
-    extra = set(settings) - {"name", "lr"}
-    parts = layout.num_masters > 1 or len(layout.sub_masters) > 0
-
-    yield (
-        "optimizer",
-        f"'{optimizer}' needs whole layers, and {strategy} takes the weights in pieces; choose "
-        "another",
-        optimizer in NEED_WHOLE_LAYERS,
-    )
-    yield (
-        "optimizer",
-        "gem matches the energy of sgd with momentum; set it to { name = 'sgd', lr = 0.05, "
-        "momentum = 0.9 }",
-        strategy == "gem" and (optimizer != "sgd" or not extra <= {"momentum"}),
-    )
-    yield (
-        "optimizer",
-        "the momentum variant of easgd (sgd with nesterov) knows lr and momentum alone",
-        strategy == "easgd"
-        and optimizer == "sgd"
-        and bool(settings.get("nesterov"))
-        and not extra <= {"momentum", "nesterov"},
-    )
-    yield (
-        "exchange.transport",
-        "'one_sided' MPI can only add, so that downpour's optimizer must be plain sgd; use "
-        "'messages'",
-        exchange.transport == "one_sided"
-        and strategy == "downpour"
-        and (optimizer != "sgd" or len(extra) > 0),
-    )
-    yield (
-        "exchange.transport",
-        f"'{exchange.transport}' needs one whole copy of the weights; set layout.num_masters = 1 "
-        "and leave out layout.sub_masters",
-        exchange.transport != "messages" and parts,
-    )
-    yield (
-        "exchange.tolerate_worker_loss",
-        "needs layout.ranks_per_worker = 1: ranks that share a batch cannot go on without one of "
-        "them",
-        exchange.tolerate_worker_loss and layout.ranks_per_worker > 1,
-    )
-    yield (
-        "exchange.backup_workers",
-        "several masters would wait for different workers; set layout.num_masters = 1",
-        exchange.backup_workers > 0 and layout.num_masters > 1,
-    )
-    yield (
-        "exchange.backup_workers",
-        f"{exchange.backup_workers} is not below layout.num_workers = {layout.num_workers}",
-        exchange.backup_workers >= layout.num_workers,
-    )
-    yield (
-        "exchange.pass_on_every",
-        "only asynchronous sub-masters pass on; leave it out, or set layout.sub_masters",
-        exchange.pass_on_every is not None and (exchange.synchronous or not layout.sub_masters),
-    )
-    yield (
-        "exchange.gpu_aware",
-        "there is no GPU; set layout.gpus_per_rank, or leave it out",
-        exchange.gpu_aware and layout.gpus_per_rank == 0,
-    )
-    only = {
-        "backup_workers": ("downpour", exchange.backup_workers > 0),
-        "staleness_lr": ("downpour", exchange.staleness_lr),
-        "synchronous": ("downpour, easgd", exchange.synchronous),
-        "overlap": ("downpour, easgd", exchange.overlap),
-        "sync_every": ("downpour, easgd", exchange.sync_every > 1),
-    }
-    for name, (strategies, is_set) in only.items():
-        message = f"{strategy} does not use it; leave it out (it is for {strategies})"
-        yield f"exchange.{name}", message, is_set and strategy not in strategies
+def averages_weights(training: Training) -> bool:
+    """Whether workers train apart and average their weights now and then (local SGD)."""
+    return training.strategy == "allreduce" and training.reduction.average_every > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +448,20 @@ class TrainTask:
     def ranks(self) -> Ranks:
         return ranks_of(self.training, self.layout)
 
+    @property
+    def optimizer(self) -> dict[str, Plain]:
+        """The optimizer's settings, with the learning rate of as many batches as an update has.
+
+        Linear scaling: Goyal et al. 2017 (arXiv:1706.02677); sqrt: Krizhevsky 2014
+        (arXiv:1404.5997).
+        """
+        settings, scaling = self.training.optimizer, self.training.lr_scaling
+        if scaling == "none":
+            return settings
+        batches = batches_of_update(self.training, self.layout)
+        factor = batches if scaling == "linear" else math.sqrt(batches)
+        return {**settings, "lr": settings["lr"] * factor}
+
     def key(self) -> str:
         """Hash of all that can change the result.
 
@@ -441,7 +472,7 @@ class TrainTask:
         content = dataclasses.asdict(self)
         for name in ("study", "trial"):
             del content[name]
-        for name in ("files", "memory_gb"):
+        for name in ("files", "memory_gb", "cache", "copy_command"):
             del content["data"][name]
         content["model"]["source"] = self.model.source.rpartition("/")[2]
         del content["layout"]["walltime_min"]
@@ -470,6 +501,11 @@ class TrainResult:
     metrics: dict[str, float]  # at the selected epoch: loss, val_loss, ...
     seconds: float  # of training, summed over resumed attempts, start-up not included
     samples_per_second: float  # all ranks together, during training steps
+    training_s: float  # in training steps, of the mean rank; the sum of the four that follow
+    compute_s: float
+    communication_s: float  # that nothing was computed beside
+    data_s: float  # waiting for the next batch
+    idle_s: float  # waiting for the slowest rank at the end of an epoch
     inference_us: float  # microseconds an event, in validation, reading not included
     num_ranks: int
     lost_ranks: int = 0  # that died, where the others may go on

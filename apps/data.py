@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +37,39 @@ class Batch:
     targets: Any  # (B, ...)
     num_events: int  # B, of this rank
     num_global: int  # of all ranks that share the step
+
+    def cut(self, num_pieces: int) -> list[Batch]:
+        """Pieces that differ by at most one event and together are the same step."""
+        if num_pieces == 1:
+            return [self]
+        ends = [number * self.num_events // num_pieces for number in range(num_pieces + 1)]
+        return [
+            Batch(
+                rows_of(self.inputs, first, end),
+                rows_of(self.targets, first, end),
+                end - first,
+                self.num_global,
+            )
+            for first, end in pairwise(ends)
+        ]
+
+
+def rows_of(values: Any, first: int, end: int) -> Any:
+    """Some events of a tensor, or of each tensor in a list or table."""
+    if isinstance(values, dict):
+        return {name: value[first:end] for name, value in values.items()}
+    if isinstance(values, list):
+        return [value[first:end] for value in values]
+    return values[first:end]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What can be said of the batches of a rank before the first."""
+
+    example: Callable[[int], Batch]  # so many events, on the CPU
+    num_steps: int  # updates in an epoch
+    largest_batch: int  # events, of what is read at once
 
 
 # -- folds -----------------------------------------------------------------------------------------
@@ -191,6 +224,7 @@ def plan_epoch(
     num_lanes: int,
     batch_size: int,
     rng: np.random.Generator | None,
+    at_least: int = 1,
 ) -> Plan:
     """The order of one epoch, the same on every rank that asks with the same arguments.
 
@@ -210,32 +244,47 @@ def plan_epoch(
         is_training: whether an event is to be trained on, (events,).
         batch_size: the most events of a lane in a step (one more, where it is 1 and lanes differ).
         rng: where the shuffling comes from; None leaves the events in the order of the files.
+        at_least: events of a lane in a step.
     """
     runs = [first + np.flatnonzero(is_training[first:end]) for first, end in pairwise(blocks)]
     if rng is not None:
         runs = [runs[block] for block in rng.permutation(len(runs))]
     line = np.concatenate(runs)
-    if len(line) < num_lanes:
-        raise N3LOError(f"data: {len(line)} training events are too few for {num_lanes} ranks")
+    if len(line) < num_lanes * at_least:
+        each = f", with {at_least} batches in an update" if at_least > 1 else ""
+        raise N3LOError(
+            f"data: {len(line)} training events are too few for {num_lanes} ranks{each}"
+        )
     mixed_blocks = max(2, MIXED_EVENTS // max(1, int(np.diff(blocks).max())))
     group = np.repeat(np.arange(len(runs)) // mixed_blocks, [len(run) for run in runs])
     cuts = np.arange(num_lanes + 1) * len(line) // num_lanes
     lanes = [_groups(line[first:end], group[first:end], rng) for first, end in pairwise(cuts)]
     sizes = np.diff(cuts)
-    num_steps = min(-(-sizes.max() // batch_size), sizes.min())
+    num_steps = steps_of(sizes, batch_size, at_least)
     ends = np.arange(1, num_steps + 1) * sizes[:, None] // num_steps
     return Plan(lanes=lanes, ends=ends)
+
+
+def steps_of(sizes: np.ndarray, batch_size: int, at_least: int) -> int:
+    """How many steps lanes of these many events are cut into."""
+    return int(min(-(-sizes.max() // batch_size), sizes.min() // at_least))
 
 
 def plan_of(
     task: TrainTask, index: Index, is_training: np.ndarray, num_ranks: int, epoch: int
 ) -> Plan:
-    """The plan of a task's epoch, from 1."""
-    lanes = task.training.lanes or num_ranks
+    """The plan of a task's epoch, from 1.
+
+    Args:
+        num_ranks: that read batches of their own.
+    """
+    training = task.training
+    lanes = training.lanes or num_ranks
     if lanes % num_ranks:
         raise N3LOError(f"training.lanes: {lanes} is not a multiple of the {num_ranks} ranks")
     rng = np.random.default_rng((task.seed, epoch)) if task.data.shuffle else None
-    return plan_epoch(index.block_starts, is_training, lanes, task.training.batch_size, rng)
+    size = training.batch_size * training.accumulate
+    return plan_epoch(index.block_starts, is_training, lanes, size, rng, training.accumulate)
 
 
 def _groups(
@@ -306,6 +355,10 @@ class FoldBatches:
         self._is_validation = validates(fold_of_event, task.fold)
         self.num_train = int(self._is_training.sum())
         self.num_val = int(self._is_validation.sum())
+        if self.num_val < share.num_ranks:
+            raise N3LOError(
+                f"data: {self.num_val} validation events are too few for {share.num_ranks} ranks"
+            )
 
     @cached_property
     def _in_memory(self) -> bool:
@@ -315,19 +368,37 @@ class FoldBatches:
     def source(self) -> Source:
         return InMemory(self.index) if self._in_memory else Reader(self.index, self.index.fields)
 
+    def preview(self) -> Preview:
+        training, readers = self._task.training, self.share.num_ranks
+        lanes = training.lanes or readers
+        sizes = np.diff(np.arange(lanes + 1) * self.num_train // lanes)
+        steps = steps_of(sizes, training.batch_size * training.accumulate, training.accumulate)
+        return Preview(self._example, steps, lanes // readers * -(-int(sizes.max()) // steps))
+
+    def _example(self, num_events: int) -> Batch:
+        """The first events that are trained on, again from the first if there are too few."""
+        trained = np.flatnonzero(self._is_training)[:num_events]
+        events = np.resize(trained, num_events)
+        arrays = self.source.gather(events)
+        return make_batch(self.index, arrays, len(events), torch.device("cpu"))
+
     def training(self, epoch: int) -> Epoch:
         """Every event that is trained on once, over all ranks; `epoch` counts from 1."""
         ranks = self.share.num_ranks
         return Epoch(self, plan_of(self._task, self.index, self._is_training, ranks, epoch))
 
     def validation(self, part: int | None, num_parts: int) -> Iterator[Batch]:
-        """Every validation event once, over all parts; a contiguous share in each."""
+        """Every validation event once, over all parts; a contiguous share in each.
+
+        All parts have as many batches, for strategies whose ranks meet in each.
+        """
         if part is None:
             return
         events = np.flatnonzero(self._is_validation)
         first, end = np.arange(part, part + 2) * len(events) // num_parts
-        size = VALIDATION_FACTOR * self._task.training.batch_size
-        shares = (events[at : min(at + size, end)] for at in range(first, end, size))
+        largest = -(-len(events) // num_parts)
+        num_batches = -(-largest // (VALIDATION_FACTOR * self._task.training.batch_size))
+        shares = np.array_split(events[first:end], num_batches)
         for arrays in self.ahead(self.source.gather(share) for share in shares):
             yield make_batch(self.index, arrays, len(arrays[0]), self.device)
 

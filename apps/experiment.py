@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,17 +19,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from apps.contract import Model, N3LOError, Plain, Training
+from apps.contract import Model, N3LOError, Plain, Schedule, Training
 from apps.data import Batch
 
 T = TypeVar("T")
 
 Networks = Mapping[str, nn.Module]
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Update(NamedTuple):
@@ -47,6 +51,7 @@ class Supervised:
         self.metrics = ["loss", *training.metrics]
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self._training = training
+        self._half = PRECISIONS.get(training.precision)
         self._loss = _loss(training.loss)
         self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
 
@@ -57,7 +62,7 @@ class Supervised:
 
     def no_sums(self) -> torch.Tensor:
         """Sum and count of each metric before the first batch, (metrics, 2)."""
-        device = next(iter(self.networks["model"].parameters())).device
+        device = _device_of(self.networks["model"])
         return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=device)
 
     def optimizers(
@@ -74,33 +79,57 @@ class Supervised:
             for name, each in of_networks.items()
         }
 
-    def schedulers(self, optimizers: Mapping[str, Optimizer]) -> dict[str, LRScheduler]:
+    def schedulers(
+        self, optimizers: Mapping[str, Optimizer], updates_per_epoch: int
+    ) -> dict[str, LRScheduler]:
         """A new scheduler for each optimizer, if the study asks for one."""
-        settings = self._training.scheduler
-        if settings is None:
+        training = self._training
+        if not training.phases:
             return {}
-        return {name: make_scheduler(settings, each) for name, each in optimizers.items()}
+        unit = updates_per_epoch if training.schedule_per == "update" else 1
+        return {
+            name: make_schedule(training.phases, optimizer, training.epochs, unit)
+            for name, optimizer in optimizers.items()
+        }
 
     def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
         """The moves of one training step.
 
         `networks` are this experiment's own, perhaps wrapped by a strategy.
         """
-        loss, sums = self._measure(networks["model"], batch)
-        yield Update("model", loss, sums)
+        outputs = self.forward(networks["model"], batch.inputs)
+        loss = self.loss(outputs, batch.targets)
+        yield Update("model", loss, self.sums(loss, outputs, batch))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Sum and count of each metric, (metrics, 2)."""
-        return self._measure(self.networks["model"], batch)[1]
+        outputs = self.forward(self.networks["model"], batch.inputs)
+        return self.sums(self.loss(outputs, batch.targets), outputs, batch)
 
-    def _measure(self, model: nn.Module, batch: Batch) -> Pair:
-        pairs = _pairs(call(model, batch.inputs), batch.targets)
-        loss = torch.stack([self._loss(outputs, targets) for outputs, targets in pairs]).sum()
+    def forward(self, model: nn.Module, inputs: Any) -> Any:
+        """What the model gives, in the precision of the study; in float32 for the loss."""
+        with self.autocast(_device_of(model)):
+            outputs = call(model, inputs)
+        return float32(outputs)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """While a model computes."""
+        on = self._half is not None
+        return torch.autocast(device.type, self._half or torch.bfloat16, enabled=on)
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """The mean over the events; summed, if there are several outputs."""
+        pairs = _pairs(outputs, targets)
+        return torch.stack([self._loss(output, target) for output, target in pairs]).sum()
+
+    def sums(self, loss: torch.Tensor, outputs: Any, batch: Batch) -> torch.Tensor:
+        """Sum and count of each metric, (metrics, 2)."""
+        pairs = _pairs(outputs, batch.targets)
         sums = [torch.stack([loss.detach() * batch.num_events, loss.new_tensor(batch.num_events)])]
         for metric in self._metrics:
-            of_pairs = [metric(outputs.detach(), targets) for outputs, targets in pairs]
+            of_pairs = [metric(output.detach(), target) for output, target in pairs]
             sums.append(torch.stack([torch.stack(pair) for pair in of_pairs]).sum(dim=0))
-        return loss, torch.stack([each.double() for each in sums])
+        return torch.stack([each.double() for each in sums])
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -111,6 +140,20 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list) else model(inputs)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def float32(values: Any) -> Any:
+    """A tensor, or a list or table of tensors, without half precision."""
+    if isinstance(values, dict):
+        return {name: float32(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [float32(value) for value in values]
+    half = isinstance(values, torch.Tensor) and values.dtype in PRECISIONS.values()
+    return values.float() if half else values
 
 
 def build_model(settings: Model) -> nn.Module:
@@ -133,7 +176,7 @@ def build_model(settings: Model) -> nn.Module:
         ]
         raise N3LOError(f"{shown}: there is no '{name}', only {', '.join(there) or 'no class'}")
     make = getattr(module, name)
-    _check_arguments(make, settings.args, f"model.args of {shown}")
+    _check_arguments(inspect.signature(make), settings.args, f"model.args of {shown}")
     try:
         model = make(**settings.args)
     except Exception as error:
@@ -278,22 +321,70 @@ def _classes(module: Any, base: type) -> dict[str, Any]:
 
 
 OPTIMIZERS = _classes(torch.optim, Optimizer)
+
+# Of pytorch_optimizer: for large batches, and preconditioners that are Kronecker products.
+LARGE_BATCH = ("LARS", "Lamb", "SOAP", "Shampoo", "ScalableShampoo", "Kron")
 SCHEDULERS = _classes(lr_scheduler, LRScheduler)
 
 
 def make_optimizer(settings: dict[str, Plain], parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """By the name of its class in torch.optim, in any case."""
+    """By the name of its class in torch.optim, or one of `LARGE_BATCH`, in any case."""
     trained = [each for each in parameters if each.requires_grad]
-    return _make("training.optimizer", settings, OPTIMIZERS, "params", trained)
+    choices = OPTIMIZERS
+    if _plain(settings["name"]) not in OPTIMIZERS:
+        # Not imported before it is needed: that takes half a second.
+        offered = importlib.import_module("pytorch_optimizer")
+        choices = OPTIMIZERS | {name.lower(): getattr(offered, name) for name in LARGE_BATCH}
+        if any(isinstance(each, DTensor) for each in trained):
+            settings = {"foreach": False, **settings}  # their foreach takes no weights in parts
+    return _make("training.optimizer", settings, choices, "params", trained)
 
 
-def make_scheduler(settings: dict[str, Plain], optimizer: Optimizer) -> LRScheduler:
-    """By the name of its class in torch.optim.lr_scheduler, such as cosine_annealing_lr."""
-    return _make("training.scheduler", settings, SCHEDULERS, "optimizer", optimizer)
+def make_schedule(
+    phases: Sequence[Schedule], optimizer: Optimizer, epochs: int, unit: int
+) -> LRScheduler:
+    """One scheduler, or several that follow each other.
+
+    Each is named by its class in torch.optim.lr_scheduler, such as cosine_annealing_lr. `epochs` of
+    a phase is its length, and stands for `T_max`, `total_iters` or `total_steps`, if that is left
+    out; the last phase takes the epochs that are left.
+
+    Args:
+        epochs: of the whole training.
+        unit: steps of a scheduler in an epoch; its other numbers count steps.
+    """
+    if len(phases) == 1 and "epochs" not in phases[0]:
+        return _make_phase(phases[0], optimizer, epochs * unit, may_be_left_out=("T_max",))
+    ends = list(itertools.accumulate(int(phase["epochs"]) for phase in phases[:-1]))
+    left = max(1, epochs - (ends[-1] if ends else 0))
+    lengths = [int(phase.get("epochs", left)) * unit for phase in phases]
+    schedulers = []
+    for phase, length in zip(phases, lengths, strict=True):
+        settings = {name: value for name, value in phase.items() if name != "epochs"}
+        schedulers.append(_make_phase(settings, optimizer, length, LENGTHS))
+    if len(schedulers) == 1:
+        return schedulers[0]
+    return lr_scheduler.SequentialLR(optimizer, schedulers, [end * unit for end in ends])
+
+
+LENGTHS = ("T_max", "total_iters", "total_steps")  # what schedulers call their length
+
+
+def _make_phase(
+    settings: Schedule, optimizer: Optimizer, length: int, may_be_left_out: Sequence[str]
+) -> LRScheduler:
+    make = _choose("training.scheduler", _plain(settings["name"]), SCHEDULERS)
+    known = inspect.signature(make).parameters
+    missing = {name: length for name in may_be_left_out if name in known and name not in settings}
+    return _make("training.scheduler", {**missing, **settings}, SCHEDULERS, "optimizer", optimizer)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def step_scheduler(scheduler: LRScheduler, val_loss: float) -> None:
-    """At the end of an epoch."""
+    """At the end of an epoch, where it counts epochs."""
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         scheduler.step(val_loss)
     else:
@@ -304,12 +395,16 @@ def _make(
     where: str, settings: dict[str, Plain], choices: dict[str, Any], first: str, value: Any
 ) -> Any:
     arguments = {name: setting for name, setting in settings.items() if name != "name"}
-    make = _choose(where, settings["name"].replace("_", "").lower(), choices)
-    _check_arguments(make, {first: value, **arguments}, f"{where} '{settings['name']}'", (first,))
+    make = _choose(where, _plain(settings["name"]), choices)
+    signature = inspect.signature(make)
+    named = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    signature = signature.replace(parameters=named)  # some take any, and do nothing with it
+    what = f"{where} '{settings['name']}'"
+    _check_arguments(signature, {first: value, **arguments}, what, (first,))
     try:
         return make(value, **arguments)
     except (ValueError, TypeError) as error:
-        raise N3LOError(f"{where} '{settings['name']}': {error}") from error
+        raise N3LOError(f"{what}: {error}") from error
 
 
 def _choose(where: str, name: str, choices: Mapping[str, T]) -> T:
@@ -319,14 +414,13 @@ def _choose(where: str, name: str, choices: Mapping[str, T]) -> T:
 
 
 def _check_arguments(
-    make: Callable[..., Any], arguments: dict[str, Any], what: str, own: tuple[str, ...] = ()
+    signature: inspect.Signature, arguments: dict[str, Any], what: str, own: tuple[str, ...] = ()
 ) -> None:
-    """Compare with the signature first: a TypeError from within `make` would mean something else.
+    """Compare with the signature first: a TypeError from within would mean something else.
 
     Args:
         own: arguments that do not come from the user.
     """
-    signature = inspect.signature(make)
     try:
         signature.bind(**arguments)
     except TypeError as error:

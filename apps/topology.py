@@ -14,7 +14,8 @@ import torch
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from apps.contract import Layout, N3LOError, Ranks, Training, check_ranks, ranks_of
+from apps.contract import Layout, N3LOError, Ranks, Training, ranks_of
+from apps.rules import check_ranks
 
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ class Topology:
     node_cores: int  # that the ranks of this node may use together
     node_trainers: int  # of these ranks, those that read data
     device: torch.device
+    gpus_per_rank: int
     hosts: list[str]  # of each rank
     alive: list[int]  # ranks that are left
 
@@ -111,6 +113,7 @@ class Topology:
             node_cores=len(set().union(*node.allgather(_cores()))),
             node_trainers=node.allreduce(int(trains)),
             device=_device(layout, trainers) if trains else torch.device("cpu"),
+            gpus_per_rank=layout.gpus_per_rank,
             hosts=comm.allgather(socket.gethostname()),
             alive=list(range(comm.size)),
         )
@@ -138,6 +141,19 @@ class Topology:
         return self.rank - self.ranks.masters if self.place.trains else None
 
     @property
+    def reader(self) -> int | None:
+        """The number of the batches that this rank trains on; None for a master."""
+        if not self.place.trains:
+            return None
+        return self.place.worker if self.ranks.one_batch else self.trainer
+
+    @property
+    def worker_groups(self) -> list[tuple[int, ...]]:
+        """The ranks of each worker."""
+        leaders = {place.group[0]: place.group for place in self.places if place.trains}
+        return list(leaders.values())
+
+    @property
     def part(self) -> int | None:
         """This rank's number among those that train and are left; None for a master."""
         return self._training_ranks.index(self.rank) if self.place.trains else None
@@ -145,6 +161,13 @@ class Topology:
     @property
     def num_parts(self) -> int:
         return len(self._training_ranks)
+
+    @property
+    def validation_part(self) -> tuple[int | None, int]:
+        """Which part of the validation events this rank has, of how many."""
+        alike = self.ranks.per_worker if self.ranks.one_batch else 1
+        part = None if self.part is None else self.part // alike
+        return part, self.num_parts // alike
 
     @property
     def _training_ranks(self) -> list[int]:

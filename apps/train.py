@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from apps.contract import (
     write_text,
 )
 from apps.data import FoldBatches, Share, prepare
-from apps.experiment import Supervised, build_model, describe, model_file, step_scheduler
+from apps.experiment import Supervised, build_model, describe, model_file
 from apps.history import (
     Diverged,
     Row,
@@ -75,15 +75,15 @@ def main() -> None:
 
 
 def train(task: TrainTask, paths: TaskPaths) -> None:
-    training = task.training
+    training = dataclasses.replace(task.training, optimizer=task.optimizer)
     torch.set_num_threads(task.layout.cores_per_rank)
     topology = Topology.start(training, task.layout, MPI.COMM_WORLD)
 
     # data
     index, fold_of_event = topology.from_first(lambda: prepare(task.data, task.split_seed))
     share = Share(
-        rank=topology.trainer,
-        num_ranks=topology.num_trainers,
+        rank=topology.reader,
+        num_ranks=topology.ranks.readers,
         group_size=strategies.group_size(training, topology),
         node_ranks=topology.node_trainers,
     )
@@ -91,15 +91,9 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
 
     # model, and how the ranks share its training
     seed_torch(task.seed)  # the same weights on every rank
-    experiment = Supervised(build_model(task.model).to(topology.device), training)
+    experiment = Supervised(build_model(task.model), training)
     check_metric_names(task, experiment.metrics)
-    strategy = strategies.create(training, experiment, topology)
-    schedulers = experiment.schedulers(strategy.optimizers)
-    parts = {
-        "networks": experiment.networks,
-        "optimizers": strategy.optimizers,
-        "schedulers": schedulers,
-    }
+    strategy = strategies.create(training, experiment, topology, data.preview())
 
     # where an earlier attempt was killed, or where another task ended
     start_epoch, clocks = 0, Clocks()
@@ -108,13 +102,13 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     if saved is not None:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
         strategy.choose_own(saved["states"], own)
-        checkpoint.restore(parts, saved["states"])
+        strategy.restore(saved["states"])
         strategy.load_own_state(own)
     elif task.start is not None:
         saved, own = load(topology, lambda: checkpoint.load_start(training, task.start))
         start_epoch = saved["rows"][-1]["epoch"]
         strategy.choose_own(saved["states"], own)
-        if checkpoint.go_on(task, saved, parts):
+        if checkpoint.go_on(task, saved, strategy):
             strategy.load_own_state(own)
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
@@ -123,23 +117,26 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     while stopped is None:
         epoch = start_epoch + len(rows) + 1
         start = time.perf_counter()
-        seed_torch(task.seed, epoch, topology.trainer or 0)  # so no generator's state is saved
+        seed_torch(task.seed, epoch, strategy.seed_key)  # so no generator's state is saved
         lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]
 
         # train: metrics are (sum, count) pairs, so they add up over batches and ranks
         experiment.train(True)
         sums = strategy.train(data.training(epoch))
-        sums = strategy.sum(sums)  # sync point: all ranks have ended the epoch
-        clocks.training_s += time.perf_counter() - start
+        with strategy.clock.waiting("idle"):
+            topology.comm.Barrier()  # all ranks have ended the epoch
+        sums = strategy.sum(sums)
+        spent = spent_on(topology, strategy.clock.read(), time.perf_counter() - start)
+        clocks.note(spent)
 
         # validate
         strategy.average_buffers()
         experiment.train(False)
         val_sums = experiment.no_sums()
         with torch.no_grad():
-            for batch in data.validation(topology.part, topology.num_parts):
+            for batch in data.validation(*topology.validation_part):
                 before = clocks.read(topology.device)
-                val_sums += experiment.evaluate(batch)
+                val_sums += strategy.evaluate(batch)
                 clocks.inference_s += clocks.read(topology.device) - before
                 clocks.inference_events += batch.num_events
         val_sums = strategy.sum(val_sums)
@@ -147,20 +144,18 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         # the clock is rank 0's, so that all ranks decide the same
         seconds = (rows[-1]["seconds"] if rows else 0.0) + time.perf_counter() - start
         measured = means(experiment.metrics, sums, val_sums)
-        row = {"epoch": epoch, **measured, "lr": lr, **strategy.facts()}
+        row = {"epoch": epoch, **measured, "lr": lr, **strategy.facts(), **spent}
         row = topology.comm.bcast(row | {"seconds": seconds})
         check_finite(row)
-        for scheduler in schedulers.values():
-            step_scheduler(scheduler, row["val_loss"])
+        strategy.go_on_in_schedule(row["val_loss"])
         rows.append(row)
         stopped = stop_reason(training, rows)
 
-        own_states = topology.gather(strategy.own_state())
+        states, own_states = strategy.states(), topology.gather(strategy.own_state())
         if topology.is_first:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:
-                network = experiment.networks["model"]
-                state = network.state_dict()
+                state = states["networks"]["model"]
                 weights = {name: value.cpu().clone() for name, value in state.items()}
                 checkpoint.save(paths.weights, weights)
             content = {
@@ -169,7 +164,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
                 "rows": rows,
                 "clocks": dataclasses.asdict(clocks),
                 "settings": checkpoint.settings_of(task),
-                "states": checkpoint.states_of(parts),
+                "states": states,
                 "own_states": own_states,
             }
             checkpoint.save(paths.checkpoint, content)
@@ -195,6 +190,11 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             },
             seconds=rows[-1]["seconds"],
             samples_per_second=data.num_train * len(rows) / clocks.training_s,
+            training_s=clocks.training_s,
+            compute_s=clocks.compute_s,
+            communication_s=clocks.communication_s,
+            data_s=clocks.data_s,
+            idle_s=clocks.idle_s,
             inference_us=1e6 * inference_s / max(1, inference_events),
             num_ranks=topology.num_ranks,
             hosts=list(dict.fromkeys(topology.hosts)),
@@ -226,9 +226,19 @@ def load(
 class Clocks:
     """What one rank spent its time on, in all attempts at a task."""
 
-    training_s: float = 0.0  # without validation and saving
+    training_s: float = 0.0  # without validation and saving, in the parts that follow
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    data_s: float = 0.0
+    idle_s: float = 0.0
     inference_s: float = 0.0  # forward passes of validation, without reading
     inference_events: int = 0
+
+    def note(self, spent: Mapping[str, float]) -> None:
+        """Of one epoch."""
+        self.training_s += sum(spent.values())
+        for name, seconds in spent.items():
+            setattr(self, name, getattr(self, name) + seconds)
 
     @staticmethod
     def read(device: torch.device) -> float:
@@ -236,6 +246,19 @@ class Clocks:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
+
+
+def spent_on(topology: Topology, waited: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What the ranks that train spent an epoch on, in seconds of the mean rank; collective.
+
+    Args:
+        waited: by this rank, by what it waited for; the rest is compute.
+    """
+    counts = topology.place.trains
+    own = {"compute": max(0.0, seconds - sum(waited.values())), **waited}
+    values = torch.tensor([*own.values(), 1.0], dtype=torch.float64) * counts
+    *totals, number = topology.sum(values).tolist()
+    return {f"{name}_s": total / number for name, total in zip(own, totals, strict=True)}
 
 
 def die_with_launcher() -> None:

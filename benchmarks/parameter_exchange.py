@@ -42,6 +42,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from apps.contract import Exchange, Layout, Training, write_json
+from apps.data import Preview
 from apps.experiment import Supervised
 from apps.strategies import create
 from apps.strategies.centre import Op
@@ -239,7 +240,8 @@ class Ours(Method):
         topology = Topology.start(training, layout, comm)
         model = torch.nn.Module()
         model.weights = torch.nn.Parameter(torch.zeros(n))
-        self.strategy = create(training, Supervised(model, training), topology)
+        preview = Preview(None, num_steps=1, largest_batch=1)
+        self.strategy = create(training, Supervised(model, training), topology, preview)
         flat = self.strategy.flat
         self.params, self.gradient = flat.values, flat.gradient
         self.gradient.fill_(GRADIENT)

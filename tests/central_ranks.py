@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from apps.contract import Exchange, Layout, Training
-from apps.data import Batch
+from apps.data import Batch, Preview
 from apps.experiment import Supervised, Update
 from apps.strategies import create
 from apps.topology import Topology
@@ -111,7 +111,7 @@ def run(case: dict[str, Any], comm: MPI.Intracomm) -> dict[str, Any]:
     topology = Topology.start(training, Layout(**case["layout"]), comm)
     duel = case.get("networks") == "duel"
     experiment = Duel(training) if duel else Bowl(case, topology, training)
-    strategy = create(training, experiment, topology)
+    strategy = create(training, experiment, topology, Preview(None, 1, 1))
     experiment.x = lambda: strategy.x
     table = Table(case, topology)
     strategy.train(table)

@@ -19,7 +19,7 @@ OURS = {"workflow", "apps", "sites"}
 STANDARD = sys.stdlib_module_names
 DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "rich", "psutil"}
 SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
-RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy"}
+RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer"}
 
 
 def imported(path: Path) -> set[str]:
@@ -41,6 +41,7 @@ def allowed(path: Path) -> set[str]:
         "run_workflow.py": {"workflow.cli"},
         "apps/contract.py": set(),
         "apps/launch.py": {"apps.contract"},
+        "apps/rules.py": {"apps.contract"},
         "sites/launchers.py": set(),
     }
     if str(inside) in special:
@@ -48,7 +49,11 @@ def allowed(path: Path) -> set[str]:
     folder = inside.parts[0]
     if folder == "workflow":
         search = SEARCH if inside.parts[1] == "search" else set()
-        return {"workflow", "sites", "apps.contract", "apps.launch", "apps"} | DRIVER | search
+        return (
+            {"workflow", "sites", "apps.contract", "apps.launch", "apps.rules", "apps"}
+            | DRIVER
+            | search
+        )
     return {"sites": {"sites", "parsl"}, "apps": {"apps"} | RANKS}[folder]
 
 

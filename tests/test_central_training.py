@@ -21,7 +21,7 @@ from central_helpers import (
     training_events,
     validation_loss,
 )
-from training_helpers import JETS, make_task
+from training_helpers import JETS, make_task, without_clock
 
 from apps.contract import Failure, Start, TaskPaths, TrainResult, TrainTask, read_json_lines
 
@@ -226,8 +226,9 @@ def trained(tmp_path_factory) -> Trainings:
 
 def alike(training: Trained) -> list[dict[str, Any]]:
     """Its history without the clock, and without what masters count."""
-    own = ("seconds", "updates", "staleness", "staleness_max")
-    return [{name: row[name] for name in row if name not in own} for row in training.rows]
+    own = ("updates", "staleness", "staleness_max")
+    rows = without_clock(training.rows)
+    return [{name: row[name] for name in row if name not in own} for row in rows]
 
 
 @pytest.mark.parametrize(("way", "optimizer"), EXACT_CASES)
@@ -295,7 +296,7 @@ def resumed(trained) -> Trainings:
 
 def same_end(one: Trained, other: Trained) -> None:
     assert one.paths.weights.read_bytes() == other.paths.weights.read_bytes()
-    rows = [[{**row, "seconds": 0} for row in each.rows] for each in (one, other)]
+    rows = [without_clock(each.rows) for each in (one, other)]
     assert rows[0] == rows[1]
     assert one.result.fom == other.result.fom
 
@@ -328,7 +329,7 @@ def test_a_killed_worker_goes_on_to_the_same_bits(trained, tmp_path, name):
 def test_a_training_in_two_tasks_ends_with_the_bits_of_one(trained, name):
     whole, two, four = (trained[f"{part} {name}"] for part in ("whole", "two", "four"))
     assert whole.paths.weights.read_bytes() == four.paths.weights.read_bytes()
-    clockless = [[{**row, "seconds": 0} for row in each.rows] for each in (whole, two, four)]
+    clockless = [without_clock(each.rows) for each in (whole, two, four)]
     assert clockless[0] == clockless[1] + clockless[2]
     assert (four.result.start_epoch, four.result.epochs) == (2, RESUMED_EPOCHS)
     assert two.paths.state.exists()

@@ -50,7 +50,8 @@ def make_result(task: TrainTask, **changes) -> TrainResult:
     facts = {
         "key": task.key(), "fom": 0.5, "epoch": 1, "start_epoch": 0, "epochs": 1,
         "stopped": "epochs", "metrics": {"val_loss": 0.5}, "seconds": 1.0,
-        "samples_per_second": 10.0, "inference_us": 2.0, "num_ranks": 1, "hosts": ["h"],
+        "samples_per_second": 10.0, "training_s": 0.8, "compute_s": 0.5, "communication_s": 0.1,
+        "data_s": 0.1, "idle_s": 0.1, "inference_us": 2.0, "num_ranks": 1, "hosts": ["h"],
         "devices": ["cpu"], "num_train": 8, "num_val": 2, "num_parameters": 3, "versions": {},
     }  # fmt: skip
     return TrainResult(**{**facts, **changes})

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from apps.contract import Exchange, Layout, N3LOError, Training, check_ranks, ranks_of
+from apps.contract import Exchange, Layout, N3LOError, Training, ranks_of
+from apps.rules import check_ranks
 from apps.strategies.dealer import Dealer, Turn, first_turns
 from apps.strategies.flat import pieces_of
 from apps.topology import places_of

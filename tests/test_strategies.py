@@ -2,67 +2,133 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pytorch_optimizer import LARS
 from torch.nn.functional import cross_entropy
 from training_helpers import classes_h5, launch, make_task, train_all, write_task
 
+from apps.contract import Layout, Training, from_dict, ranks_of
+
 pytestmark = pytest.mark.mpi
 
-ALONE = [("local", "horovod"), ("allreduce", "horovod"), ("allreduce", "ddp")]
-TOGETHER = [("allreduce", "horovod"), ("allreduce", "ddp")]
-SETTINGS = {
+SMALL_UNITS = {"unit_parameters": 10}
+PARTS_OF_3 = {"micro_batches": 3}
+GPIPE = {"micro_batches": 4, "schedule": "gpipe"}
+TWO_BY_TWO = {"num_workers": 2, "ranks_per_worker": 2}
+STEPS = 3
+
+# How ranks share a training: their number, their layout, the choices of [training].
+WAYS: dict[str, tuple[int, dict[str, int], dict[str, Any]]] = {
+    "local": (1, {}, {"strategy": "local"}),
+    "horovod-1": (1, {}, {"strategy": "allreduce", "backend": "horovod"}),
+    "ddp-1": (1, {}, {"strategy": "allreduce", "backend": "ddp"}),
+    "sharded-1": (1, {}, {"strategy": "sharded"}),
+    "tensor-1": (1, {}, {"strategy": "tensor"}),
+    "pipeline-1": (1, {}, {"strategy": "pipeline", "split": {"micro_batches": 3}}),
+    "horovod": (2, {"num_workers": 2}, {"strategy": "allreduce", "backend": "horovod"}),
+    "ddp": (2, {"num_workers": 2}, {"strategy": "allreduce", "backend": "ddp"}),
+    "sharded": (2, {"ranks_per_worker": 2}, {"strategy": "sharded", "split": SMALL_UNITS}),
+    "copies": (2, {"num_workers": 2}, {"strategy": "sharded", "split": SMALL_UNITS}),
+    "tensor": (2, {"ranks_per_worker": 2}, {"strategy": "tensor"}),
+    "tensor copies": (2, {"num_workers": 2}, {"strategy": "tensor"}),
+    "pipeline": (2, {"ranks_per_worker": 2}, {"strategy": "pipeline", "split": PARTS_OF_3}),
+    "gpipe": (2, {"ranks_per_worker": 2}, {"strategy": "pipeline", "split": GPIPE}),
+    "hierarchical": (
+        4,
+        {"num_workers": 2, "ranks_per_worker": 2},
+        {"strategy": "allreduce", "backend": "ddp", "reduction": {"hierarchical": True}},
+    ),
+    "data x sharded": (4, TWO_BY_TWO, {"strategy": "sharded", "split": SMALL_UNITS}),
+    "data x tensor": (4, TWO_BY_TWO, {"strategy": "tensor"}),
+    "data x pipeline": (4, TWO_BY_TWO, {"strategy": "pipeline", "split": PARTS_OF_3}),
+    "pipeline x tensor": (
+        4,
+        {"ranks_per_worker": 4, "ranks_per_stage": 2},
+        {"strategy": "pipeline", "split": PARTS_OF_3},
+    ),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}},
     "adam": {"optimizer": {"name": "adam", "lr": 0.01}},
     "clip": {"optimizer": {"name": "sgd", "lr": 0.5}, "clip_norm": 0.05},
-    "batch_norm": {"optimizer": {"name": "sgd", "lr": 0.0}},
+    "accumulate": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}, "accumulate": 2},
+    "lars": {"optimizer": {"name": "lars", "lr": 20.0, "weight_decay": 0.01}},
+    "batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}},
+    "sync_batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}, "sync_batchnorm": True},
 }
-STEPS = 3
-PARTS = {1: [8], 2: [5, 3]}  # events of each rank: unequal, as in a real epoch
-
-CASES = [(2, *each, name) for each in TOGETHER for name in SETTINGS]
-CASES += [(1, *each, name) for each in ALONE for name in ("sgd", "clip")]
+SCALES_LAYERS = [way for way in WAYS if "tensor" not in way]  # LARS needs whole layers
+NO_PIPELINE = [way for way in WAYS if "pipe" not in way]
+OF_SETTING = {
+    "sgd": list(WAYS),
+    "adam": list(WAYS),
+    "clip": list(WAYS),
+    "accumulate": NO_PIPELINE,
+    "lars": SCALES_LAYERS,
+    "batch_norm": ["horovod", "ddp", "copies"],
+    "sync_batch_norm": NO_PIPELINE,
+}
+CASES = [(way, name) for name, ways in OF_SETTING.items() for way in ways]
+EXACT = [case for case in CASES if case[1] != "batch_norm"]
 
 
 def events() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(8, 3, generator=generator), torch.arange(8) % 3
+    return torch.randn(11, 3, generator=generator), torch.arange(11) % 3
+
+
+# Events of each rank, or worker, that reads its own: unequal, as in a real epoch.
+PARTS = {1: [11], 2: [6, 5], 4: [3, 3, 3, 2]}
+
+
+def case_of(way: str, name: str) -> dict[str, Any]:
+    _, layout, choices = WAYS[way]
+    training = {**choices, **SETTINGS[name]}
+    readers = ranks_of(from_dict(Training, training), Layout(**layout)).readers
+    batches = list(zip(*(values.split(PARTS[readers]) for values in events()), strict=True))
+    return {
+        "training": training, "layout": layout, "name": name, "batches": batches, "steps": STEPS,
+    }  # fmt: skip
+
+
+def run_all(folder: Path, num_ranks: int, cases: list[dict[str, Any]]) -> list[list[dict]]:
+    """What each rank holds in the end of each case: one launch for all."""
+    torch.save(cases, folder / "cases.pt")
+    program = Path(__file__).with_name("strategy_ranks.py")
+    done = launch(num_ranks, program, folder / "cases.pt", folder / "out.pt")
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "out.pt")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict[tuple, list[dict]]:
-    """What each rank holds in the end, of every case; one launch for each number of ranks."""
+def outcomes(tmp_path_factory) -> dict[tuple[str, str], list[dict]]:
     folder = tmp_path_factory.mktemp("strategies")
     found = {}
-    for num_ranks in (1, 2):
-        cases = [case for case in CASES if case[0] == num_ranks]
-        batches = list(zip(*(values.split(PARTS[num_ranks]) for values in events()), strict=True))
-        content = [
-            {
-                "training": {"strategy": strategy, "backend": backend, **SETTINGS[name]},
-                "model": name,
-                "batches": batches,
-                "steps": STEPS,
-            }
-            for _, strategy, backend, name in cases
-        ]
-        torch.save(content, folder / "cases.pt")
-        program = Path(__file__).with_name("strategy_ranks.py")
-        done = launch(num_ranks, program, folder / "cases.pt", folder / "out.pt")
-        assert done.returncode == 0, done.stderr
-        found |= dict(zip(cases, torch.load(folder / "out.pt"), strict=True))
+    # A strategy a launch: DTensor remembers groups of ranks, which are new in each case.
+    together = groupby(sorted(CASES, key=launch_of), key=launch_of)
+    for (num_ranks, _), cases in together:
+        cases = list(cases)
+        results = run_all(folder, num_ranks, [case_of(*case) for case in cases])
+        found |= dict(zip(cases, results, strict=True))
     return found
+
+
+def launch_of(case: tuple[str, str]) -> tuple[int, str]:
+    num_ranks, _, choices = WAYS[case[0]]
+    return num_ranks, choices["strategy"] if num_ranks > 1 else "all"
 
 
 def reference(name: str) -> tuple[torch.nn.Module, float]:
     """Plain PyTorch on all events at once: the model, and the sum of its losses."""
     torch.manual_seed(0)
-    layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)
-    model = torch.nn.Sequential(*layers)
+    hidden = torch.nn.BatchNorm1d(4) if "batch_norm" in name else torch.nn.Tanh()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), hidden, torch.nn.Linear(4, 3))
     settings = dict(SETTINGS[name]["optimizer"])
-    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[settings.pop("name")]
+    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lars": LARS}[settings.pop("name")]
     optimizer = make(model.parameters(), **settings)
     x, y = events()
     total = 0.0
@@ -77,40 +143,58 @@ def reference(name: str) -> tuple[torch.nn.Module, float]:
     return model, total
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[3] != "batch_norm"], ids=str)
+def assert_same_weights(found: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
 def test_ranks_move_by_the_mean_gradient_of_all_their_events(outcomes, case):
-    model, loss = reference(case[3])
+    model, loss = reference(case[1])
+    first, *_ = outcomes[case]
+    assert_same_weights(first["after"], model)
+    total, count = first["total"][0].tolist()
+    assert total / count == pytest.approx(loss / (STEPS * 11), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_validation_gives_the_loss_of_all_events(outcomes, case):
+    model, _ = reference(case[1])
+    x, y = events()
+    expected = cross_entropy(model.eval()(x), y).item()
     for rank in outcomes[case]:
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(rank["after"][name], value, rtol=1e-5, atol=1e-6)
-        total, count = rank["total"][0].tolist()
-        assert count == STEPS * 8
-        assert total == pytest.approx(loss, rel=1e-5)
+        total, count = rank["evaluated"][0].tolist()
+        assert total / count == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] == 2], ids=str)
-def test_ranks_hold_the_same_weights_bit_by_bit(outcomes, case):
+@pytest.mark.parametrize("case", [case for case in CASES if WAYS[case[0]][0] > 1], ids=str)
+def test_ranks_know_the_same_sums_bit_by_bit(outcomes, case):
+    first, *others = outcomes[case]
+    for other in others:
+        assert torch.equal(first["total"], other["total"])
+
+
+@pytest.mark.parametrize("case", [case for case in EXACT if case[0] in ("horovod", "ddp")], ids=str)
+def test_copies_of_the_weights_are_the_same_bit_by_bit(outcomes, case):
     first, second = outcomes[case]
     for name, value in first["after"].items():
         assert torch.equal(value, second["after"][name]), name
-    assert torch.equal(first["total"], second["total"])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[3] == "batch_norm"], ids=str)
-def test_batch_norm_statistics_are_the_mean_over_ranks(outcomes, case):
-    """With a learning rate of 0, each rank's statistics follow from its own events alone."""
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(3, 4)
-    expected = []
-    for part in events()[0].split(PARTS[2]):
-        running = torch.zeros(4)
-        for _ in range(STEPS):
-            running = 0.9 * running + 0.1 * linear(part).mean(dim=0)
-        expected.append(running.detach())
-    for rank, own in zip(outcomes[case], expected, strict=True):
-        torch.testing.assert_close(rank["before"]["1.running_mean"], own)
-        mean = torch.stack(expected).mean(dim=0)
-        torch.testing.assert_close(rank["after"]["1.running_mean"], mean)
+@pytest.mark.parametrize("way", OF_SETTING["batch_norm"])
+def test_batch_norm_that_is_not_synchronised_normalises_each_part_apart(outcomes, way):
+    model, _ = reference("batch_norm")
+    after = outcomes[way, "batch_norm"][0]["after"]
+    assert not torch.allclose(after["0.weight"], model[0].weight, rtol=1e-3)
+
+
+@pytest.mark.parametrize("way", OF_SETTING["batch_norm"])
+def test_batch_norm_statistics_are_the_mean_over_ranks(outcomes, way):
+    ranks = outcomes[way, "batch_norm"]
+    mean = torch.stack([each["before"]["1.running_mean"] for each in ranks]).mean(dim=0)
+    torch.testing.assert_close(ranks[0]["after"]["1.running_mean"], mean)
+    own = [each["before"]["1.running_mean"] for each in ranks]
+    assert not torch.allclose(own[0], own[1])
 
 
 def test_two_ranks_train_as_one_rank_that_reads_in_two_lanes(tmp_path):

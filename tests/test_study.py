@@ -54,7 +54,8 @@ MISTAKES = [
     ('files = ["events.h5"]', 'files = "events.h5"',
      'data.files: "events.h5" is not a list in [ ]'),
     ('strategy = "local"', 'strategy = "locl"',
-     "training.strategy: 'locl' is none of 'local', 'allreduce', 'downpour', 'easgd', 'gem'"),
+     "training.strategy: 'locl' is none of 'local', 'allreduce', 'sharded', "
+     "'tensor', 'pipeline', 'downpour', 'easgd', 'gem'"),
     ('optimizer = { name = "sgd", lr = 0.1 }', "optimizer = { lr = 0.1 }",
      "training: optimizer: needs a name, as in { name = 'adam' }"),
     ("low = 1e-3, high = 1.0", "low = 2.0, high = 1.0",

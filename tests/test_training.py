@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from training_helpers import (
     launch_line,
     make_task,
     train_all,
+    without_clock,
     write_h5,
     write_task,
 )
@@ -40,8 +42,10 @@ from apps.contract import (
     read_json,
     read_json_lines,
 )
+from apps.data import Preview
 from apps.experiment import Supervised, step_scheduler
 from apps.history import Diverged, check_finite, selected_row, stop_reason
+from apps.strategies.local import Local
 
 # A model with all that a resumed training could get wrong; it can kill itself in a given step.
 MODEL = """\
@@ -114,6 +118,7 @@ def test_a_finished_training_leaves_history_weights_and_result(tmp_path):
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert set(rows[0]) == {
         "epoch", "loss", "val_loss", "accuracy", "val_accuracy", "lr", "seconds",
+        "compute_s", "communication_s", "data_s", "idle_s",
     }  # fmt: skip
     assert result.fom == min(row["val_loss"] for row in rows)
     assert rows[result.epoch - 1]["val_loss"] == result.fom
@@ -149,7 +154,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path, ranks, kill_at):
     one, other = TaskPaths(whole.parent), TaskPaths(killed.parent)
     assert one.weights.read_bytes() == other.weights.read_bytes()
     rows = [read_json_lines(each.history) for each in (one, other)]
-    assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
+    assert without_clock(rows[0]) == without_clock(rows[1])
     assert TrainResult.read(one.result).fom == TrainResult.read(other.result).fom
     assert not other.checkpoint.exists()
 
@@ -200,8 +205,8 @@ def test_a_training_in_two_tasks_ends_with_the_bits_of_one(tmp_path, ranks, sett
     assert at["whole"].weights.read_bytes() == at["five"].weights.read_bytes()
     rows = {name: read_json_lines(each.history) for name, each in at.items()}
     assert [len(each) for each in rows.values()] == [5, 2, 1, 2]
-    assert [{**row, "seconds": 0} for row in rows["whole"]] == [
-        {**row, "seconds": 0} for name in ("two", "three", "five") for row in rows[name]
+    assert without_clock(rows["whole"]) == [
+        row for name in ("two", "three", "five") for row in without_clock(rows[name])
     ]
     results = [TrainResult.read(each.result) for each in at.values()]
     assert [(each.start_epoch, each.epochs) for each in results] == [(0, 5), (0, 2), (2, 3), (3, 5)]
@@ -303,12 +308,9 @@ class Going:
         torch.manual_seed(width)
         layers = [torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)]
         experiment = Supervised(torch.nn.Sequential(*layers), self.training)
-        optimizers = experiment.optimizers()
-        self.parts = {
-            "networks": experiment.networks,
-            "optimizers": optimizers,
-            "schedulers": experiment.schedulers(optimizers),
-        }
+        alone = SimpleNamespace(num_ranks=1, device=torch.device("cpu"))
+        self.strategy = Local(experiment, alone, self.training, Preview(None, 1, 1))
+        self.parts = self.strategy.parts
 
     @property
     def lr(self) -> float:
@@ -334,12 +336,12 @@ class Going:
             "key": "k",
             "rows": [{"epoch": 1}],
             "settings": checkpoint.settings_of(other.task()),
-            "states": checkpoint.states_of(other.parts),
+            "states": other.strategy.states(),
         }
         checkpoint.save(TaskPaths(folder).state, content)
         start = Start(key="k", folder=str(folder))
         saved = checkpoint.load_start(self.training, start)
-        checkpoint.go_on(self.task(start), saved, self.parts)
+        checkpoint.go_on(self.task(start), saved, self.strategy)
 
     def task(self, start: Start | None = None) -> TrainTask:
         return replace(make_task([Path("a.h5")]), training=self.training, start=start)

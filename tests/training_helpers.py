@@ -97,6 +97,14 @@ def launch_environment(**environment: str) -> dict[str, str]:
     return {**os.environ, **root, **mca, "OMP_NUM_THREADS": "1", **environment}
 
 
+def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a history that two equal trainings have in common."""
+    return [
+        {name: value for name, value in row.items() if name != "seconds" and name[-2:] != "_s"}
+        for row in rows
+    ]
+
+
 def train_all(num_ranks: int, *tasks: Path) -> None:
     done = launch(num_ranks, "-c", TRAIN_ALL, *tasks)
     assert done.returncode == 0, done.stderr

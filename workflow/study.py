@@ -36,9 +36,9 @@ from apps.contract import (
     Plain,
     Section,
     Training,
-    check_ranks,
     require,
 )
+from apps.rules import check_ranks
 from workflow.expression import Expression
 from workflow.space import Choice, Dimension, Ordinal, Point, Scalar, Space, SpaceError
 
@@ -47,7 +47,12 @@ from workflow.space import Choice, Dimension, Ordinal, Point, Scalar, Space, Spa
 SEARCHABLE = ("model.", "data.", "training.", "layout.")
 
 # Values that may be valid alone and not together (see `check_ranks`).
-GO_TOGETHER = ("training.strategy", "training.exchange.", "training.optimizer.", "layout.")
+GO_TOGETHER = (
+    "layout.",
+    *("training.strategy", "training.backend", "training.exchange.", "training.reduction."),
+    *("training.split.", "training.optimizer.", "training.precision", "training.accumulate"),
+    *("training.schedule_per", "training.sync_batchnorm", "training.compile"),
+)
 MOST_COMBINATIONS = 1000  # of choices that are tried
 NOT_SEARCHABLE = ("data.files", "data.folds", "data.fold_by", "training.metrics")
 

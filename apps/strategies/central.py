@@ -18,11 +18,11 @@ from mpi4py import MPI
 
 from apps.contract import N3LOError
 from apps.data import Batch, Epoch
+from apps.strategies.base import Strategy
 from apps.strategies.centre import Centre, Op, Rule, pieces_as_parameters
 from apps.strategies.dealer import Dealer, Turn, first_turns
 from apps.strategies.flat import PIECE_BYTES, WINDOW_BYTES, Flat, zeros
 from apps.strategies.group import join
-from apps.strategies.local import Local
 from apps.strategies.memory import Memory, memory_of, require_gpu_aware
 from apps.strategies.messages import Link, Port, Vectors
 from apps.strategies.server import Manners, Server
@@ -34,7 +34,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 BROADCAST_BYTES = 2**28
 
 
-class Central(Local):
+class Central(Strategy):
     """An algorithm says what a worker does with a gradient, and what it exchanges.
 
     The training of one batch is: for each update, a gradient, then `move` (without an exchange) or
@@ -54,10 +54,12 @@ class Central(Local):
             )
         if self.exchange.gpu_aware and topology.device.type == "cuda":
             require_gpu_aware()
+        self.prepare_networks()
+        self.place_networks()
         self.place = topology.place
         self._comm = topology.comm.Dup()  # messages of exchanges, apart from all others
         self.group = self._join_group()
-        self._same_start()
+        self.same_start()
         direct = self.exchange.transport == "messages"
         num_parts = topology.ranks.masters if len(self._roots()) > 1 else 1
         self.flat = Flat(self.networks, num_parts, PIECE_BYTES if direct else WINDOW_BYTES)
@@ -112,7 +114,9 @@ class Central(Local):
             turn = turns.popleft()
             for step in range(turn.first, turn.first + turn.count):
                 is_last = step == turn.first + turn.count - 1
-                sums += self._train_batch(epoch.batch(turn.owner, step), is_last)
+                with self.clock.waiting("data"):
+                    batch = epoch.batch(turn.owner, step)
+                sums += self._train_batch(batch, is_last)
             turns += self._new_turns()
             if not turns:  # what is on its way may bring more
                 self.settle()
@@ -134,7 +138,8 @@ class Central(Local):
             self.flat.attach_gradients()
             (update.loss * share).backward()
             part = gradient[self.flat.parts[update.network]]
-            self.group.average(part)
+            with self.clock.waiting("communication"):
+                self.group.average(part)
             if self.clip_norm is not None:
                 norm = torch.linalg.vector_norm(part)
                 part.mul_(torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0))
@@ -230,8 +235,9 @@ class Central(Local):
             events: that the first was computed from.
         """
         if self._leads:
-            self._exchange(op, network, vectors, events, self._wants(op), None)
-            self._memory(vectors[1]).take_up()
+            with self.clock.waiting("communication"):
+                self._exchange(op, network, vectors, events, self._wants(op), None)
+                self._memory(vectors[1]).take_up()
 
     def ask_ahead(
         self,
@@ -255,8 +261,9 @@ class Central(Local):
     def take_up(self, exchange: Future[None] | None, incoming: torch.Tensor) -> None:
         """Wait for an exchange in the thread, if there is one, and for what it brought."""
         if exchange is not None:
-            exchange.result()
-            self._memory(incoming).take_up()
+            with self.clock.waiting("communication"):
+                exchange.result()
+                self._memory(incoming).take_up()
 
     def finish(self) -> None:
         """On a worker: no exchange follows in this epoch."""
@@ -370,11 +377,6 @@ class Central(Local):
         color = topology.place.worker if topology.place.trains else MPI.UNDEFINED
         comm = topology.comm.Split(color, topology.rank)
         return None if comm == MPI.COMM_NULL else join(comm, topology.device, self.training.backend)
-
-    def _same_start(self) -> None:
-        for network in self.networks.values():
-            values = {name: value.cpu() for name, value in network.state_dict().items()}
-            network.load_state_dict(self.topology.from_first(lambda: values))  # noqa: B023
 
     def _open_window(self) -> Window:
         topology, training = self.topology, self.training

@@ -51,7 +51,8 @@ class HorovodGroup(Group):
     """The ranks agree through Horovod."""
 
     def connect(self) -> None:
-        self._hvd = start_horovod(self.comm)
+        self._hvd = import_horovod()
+        self._hvd.init(comm=self.comm)
 
     def average(self, vector: torch.Tensor) -> None:
         self._hvd.allreduce_(vector, name="gradient", op=self._hvd.Average)
@@ -89,16 +90,13 @@ def join(comm: MPI.Intracomm, device: torch.device, backend: str) -> Group:
     return {"horovod": HorovodGroup, "ddp": TorchGroup}[backend](comm, device)
 
 
-def start_horovod(comm: MPI.Intracomm) -> Any:
-    """Horovod as a world of these ranks."""
+def import_horovod() -> Any:
     try:
-        hvd = importlib.import_module("horovod.torch")
+        return importlib.import_module("horovod.torch")
     except ImportError as error:
         raise N3LOError(
             "Horovod is not installed: run 'make setup', or set training.backend = \"ddp\""
         ) from error
-    hvd.init(comm=comm)
-    return hvd
 
 
 def start_torch(comm: MPI.Intracomm, device: torch.device) -> None:
