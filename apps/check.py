@@ -8,19 +8,38 @@ something.
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from apps.contract import N3LOError, TrainTask, write_json
-from apps.data import class_of_event, make_batch, plan_of, prepare, trains, validates
+from apps.contract import CENTRAL, N3LOError, TrainTask, averages_weights, write_json
+from apps.data import (
+    Batch,
+    FoldBatches,
+    Share,
+    class_of_event,
+    make_batch,
+    plan_of,
+    prepare,
+    rows_of,
+    trains,
+    validates,
+)
 from apps.experiment import Supervised, build_model, describe, model_file
 from apps.hdf5 import Fields, Index, Reader
 from apps.history import check_metric_names
+from apps.normalise import synchronise
+from apps.recompute import recompute
+
+CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -46,7 +65,12 @@ def check(task: TrainTask) -> dict[str, Any]:
     experiment.schedulers(experiment.optimizers(), updates_per_epoch=1)
     is_training = trains(fold_of_event, task.fold)
     plan = plan_of(task, index, is_training, task.ranks.readers, epoch=1)
-    try_model(task, experiment, index)
+    share = Share(rank=0, num_ranks=task.ranks.readers, group_size=1)
+    largest_batch = FoldBatches(task, index, fold_of_event, share, CPU).preview().largest_batch
+    batch = first_events(index)
+    try_model(task, experiment, index, batch)
+    change_layers(task, experiment)
+    divide(task, experiment, batch, largest_batch)
 
     folds = range(task.data.folds)
     classes = class_of_event(index)
@@ -62,18 +86,25 @@ def check(task: TrainTask) -> dict[str, Any]:
         "num_parameters": experiment.num_parameters,
         "steps_per_epoch": plan.num_steps,
         "warnings": [
-            f"{name} holds {count} values that are not finite (nan or inf)"
-            for name, count in non_finite.items()
-            if count > 0
+            *(
+                f"{name} holds {count} values that are not finite (nan or inf)"
+                for name, count in non_finite.items()
+                if count > 0
+            ),
+            *of_the_schedule(task),
+            *of_the_ranks(task, largest_batch),
+            *of_batch_norm(task, experiment),
         ],
     }
 
 
-def try_model(task: TrainTask, experiment: Supervised, index: Index) -> None:
-    """Model, loss and metrics on the first events, without a gradient."""
+def first_events(index: Index) -> Batch:
     first = np.arange(min(2, index.num_events))  # BatchNorm needs two
-    arrays = Reader(index, index.fields).gather(first)
-    batch = make_batch(index, arrays, len(first), torch.device("cpu"))
+    return make_batch(index, Reader(index, index.fields).gather(first), len(first), CPU)
+
+
+def try_model(task: TrainTask, experiment: Supervised, index: Index, batch: Batch) -> None:
+    """Model, loss and metrics on the first events, without a gradient."""
     try:
         with torch.no_grad():
             experiment.evaluate(batch)
@@ -84,6 +115,154 @@ def try_model(task: TrainTask, experiment: Supervised, index: Index) -> None:
             f"model '{task.model.source.rpartition(':')[2]}' fails on the first batch: {reason}; "
             f"inputs are {shapes(index.inputs)}, targets are {shapes(index.targets)}"
         ) from error
+
+
+# -- whether ranks can share the model -------------------------------------------------------------
+
+
+def change_layers(task: TrainTask, experiment: Supervised) -> None:
+    """What strategies change in the layers of a network, on a copy."""
+    training = task.training
+    for network in experiment.networks.values():
+        if training.sync_batchnorm:
+            synchronise(copy.deepcopy(network), lambda vector: vector)
+        if training.recompute:
+            recompute(copy.deepcopy(network), training.recompute)
+
+
+def divide(task: TrainTask, experiment: Supervised, batch: Batch, largest_batch: int) -> None:
+    """See that the model can be divided as the strategy will do it.
+
+    Raises:
+        N3LOError: it cannot; the text says what would work.
+    """
+    strategy = task.training.strategy
+    if strategy not in DIVIDE:
+        return
+    size = -(-largest_batch // task.training.split.micro_batches)
+    events = rows_of(batch.inputs, 0, size if strategy == "pipeline" else batch.num_events)
+    try:
+        DIVIDE[strategy](task, experiment, events)
+    except N3LOError:
+        raise
+    except Exception as error:  # a user's model can raise anything
+        raise N3LOError(
+            f"training.strategy: '{strategy}' cannot divide this model: "
+            f"{describe(error, model_file(task.model))}; use 'sharded' or 'allreduce'"
+        ) from error
+
+
+# What follows is imported only where it is needed: it takes its time.
+
+
+def over_gpus(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+    """Consecutive layers on each of several GPUs of a rank."""
+    if task.layout.gpus_per_rank > 1:
+        from apps.strategies import stages
+
+        traced = stages.trace(experiment.networks["model"], inputs)
+        stages.cut(traced, _no_costs(traced), task.layout.gpus_per_rank, "layout.gpus_per_rank")
+
+
+def in_layers(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+    """Columns or rows of layers on each rank of a worker."""
+    _plan(task, experiment, inputs, task.ranks.per_worker)
+
+
+def in_stages(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+    """Consecutive layers on each rank, or on ranks that divide them again.
+
+    Whether there are enough places to cut does not depend on what the layers cost.
+    """
+    from apps.strategies import stages
+
+    ranks, names = task.ranks, task.training.split.stages
+    num_stages = ranks.per_worker // ranks.per_stage
+    with experiment.autocast(CPU):
+        traced = stages.trace(experiment.networks["model"], inputs)
+    if names:
+        stages.cut_at(traced, names, num_stages)
+    else:
+        stages.cut(traced, _no_costs(traced), num_stages)
+    if ranks.per_stage > 1:
+        _plan(task, experiment, inputs, ranks.per_stage)
+
+
+DIVIDE = {"local": over_gpus, "allreduce": over_gpus, "tensor": in_layers, "pipeline": in_stages}
+
+
+def _plan(task: TrainTask, experiment: Supervised, inputs: Any, num_ranks: int) -> None:
+    from apps.strategies.tensor_plan import plan_of as tensor_plan_of
+
+    for network in experiment.networks.values():
+        tensor_plan_of(network, inputs, num_ranks, task.training.split.tensor)
+
+
+def _no_costs(traced: Any) -> list[float]:
+    return [0.0] * len(traced.nodes)
+
+
+# -- what is allowed, but seldom meant -------------------------------------------------------------
+
+
+def of_the_schedule(task: TrainTask) -> Iterator[str]:
+    *before, last = task.training.phases or [{}]
+    epochs = sum(phase["epochs"] for phase in before)
+    if epochs >= task.training.epochs:
+        yield (
+            f"training.scheduler: '{last['name']}' never begins: there are {task.training.epochs} "
+            f"epochs, and {epochs} before it"
+        )
+
+
+def of_the_ranks(task: TrainTask, largest_batch: int) -> Iterator[str]:
+    training, ranks = task.training, task.ranks
+    if averages_weights(training) and ranks.workers == 1 and ranks.per_worker > 1:
+        yield (
+            "training.reduction.average_every changes nothing: workers average their weights, and "
+            f"there is one; to let {ranks.per_worker} train apart set layout.num_workers = "
+            f"{ranks.per_worker} and ranks_per_worker = 1"
+        )
+    micro_batches = training.split.micro_batches
+    if training.strategy == "pipeline" and micro_batches > largest_batch:
+        yield (
+            f"training.split.micro_batches: of {micro_batches} some are empty, as batches have "
+            f"{largest_batch} events; set it to at most {largest_batch}"
+        )
+
+
+def of_batch_norm(task: TrainTask, experiment: Supervised) -> Iterator[str]:
+    """BatchNorm takes its statistics from the events that pass a layer together."""
+    training, ranks = task.training, task.ranks
+    layers = [each for network in experiment.networks.values() for each in network.modules()]
+    plain = [isinstance(each, _BatchNorm) and type(each) is not nn.SyncBatchNorm for each in layers]
+    if not any(plain):
+        if training.sync_batchnorm:
+            yield "training.sync_batchnorm changes nothing: the model has no BatchNorm"
+        return
+    apart = training.strategy in CENTRAL or averages_weights(training)
+    together = ranks.per_worker if apart else ranks.readers
+    own = "BatchNorm takes its mean and variance from"
+    if training.strategy == "pipeline":
+        yield (
+            f"{own} each of {training.split.micro_batches} micro-batches alone; fewer of them, or "
+            "'sharded' with sync_batchnorm, take more events together; LayerNorm and GroupNorm do "
+            "not depend on it"
+        )
+    elif together > 1 and not training.sync_batchnorm:
+        way_out = "" if training.strategy in CENTRAL else "training.sync_batchnorm = true, or "
+        yield (
+            f"{own} the {training.batch_size} events of each of {together} ranks alone; {way_out}"
+            "LayerNorm or GroupNorm would avoid it"
+        )
+    if training.accumulate > 1:
+        yield (
+            f"{own} one of the {training.accumulate} batches of an update at a time; LayerNorm or "
+            "GroupNorm would avoid it"
+        )
+
+
+# -- the data --------------------------------------------------------------------------------------
 
 
 def count_non_finite(index: Index) -> dict[str, int]:

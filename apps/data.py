@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,8 @@ from apps.contract import Data, N3LOError, TrainTask
 from apps.hdf5 import Index, Reader, index_files
 
 T = TypeVar("T")
+
+Array = np.ndarray | torch.Tensor
 
 MOST_CLASSES = 100  # integer targets with more distinct values are taken for numbers
 MIXED_EVENTS = 1024  # about so many are shuffled together, and read at once
@@ -70,6 +72,7 @@ class Preview:
     example: Callable[[int], Batch]  # so many events, on the CPU
     num_steps: int  # updates in an epoch
     largest_batch: int  # events, of what is read at once
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # by an earlier attempt: `choices`
 
 
 # -- folds -----------------------------------------------------------------------------------------
@@ -205,7 +208,7 @@ class Plan:
     def num_steps(self) -> int:
         return self.ends.shape[1]
 
-    @property
+    @cached_property
     def batch_sizes(self) -> np.ndarray:
         """(lanes, steps)"""
         return np.diff(self.ends, axis=1, prepend=0)
@@ -361,19 +364,20 @@ class FoldBatches:
             )
 
     @cached_property
-    def _in_memory(self) -> bool:
+    def in_memory(self) -> bool:
         return _fits(self._task.data, self.index, self.share.node_ranks)
 
     @cached_property
     def source(self) -> Source:
-        return InMemory(self.index) if self._in_memory else Reader(self.index, self.index.fields)
+        return InMemory(self.index) if self.in_memory else Reader(self.index, self.index.fields)
 
-    def preview(self) -> Preview:
+    def preview(self, chosen: Mapping[str, Any] | None = None) -> Preview:
         training, readers = self._task.training, self.share.num_ranks
         lanes = training.lanes or readers
         sizes = np.diff(np.arange(lanes + 1) * self.num_train // lanes)
         steps = steps_of(sizes, training.batch_size * training.accumulate, training.accumulate)
-        return Preview(self._example, steps, lanes // readers * -(-int(sizes.max()) // steps))
+        largest = lanes // readers * -(-int(sizes.max()) // steps)
+        return Preview(self._example, steps, largest, chosen or {})
 
     def _example(self, num_events: int) -> Batch:
         """The first events that are trained on, again from the first if there are too few."""
@@ -402,8 +406,14 @@ class FoldBatches:
         for arrays in self.ahead(self.source.gather(share) for share in shares):
             yield make_batch(self.index, arrays, len(arrays[0]), self.device)
 
-    def ahead(self, items: Iterator[T]) -> Iterator[T]:
-        return items if self._in_memory else read_ahead(items, BATCHES_AHEAD)
+    def ahead(self, items: Iterator[list[np.ndarray]]) -> Iterator[list[Array]]:
+        """The same arrays, read beside the training where that takes time.
+
+        For a GPU they lie in pinned memory, from which it can fetch them beside its work.
+        """
+        if self.device.type == "cuda":
+            return read_ahead(map(_pinned, items), BATCHES_AHEAD)
+        return items if self.in_memory else read_ahead(items, BATCHES_AHEAD)
 
 
 class Epoch:
@@ -441,24 +451,26 @@ class Epoch:
             arrays = next(self._own)
             self._next += 1
         else:
-            arrays = self._data.source.gather(
-                np.concatenate([self._plan.events(lane, step) for lane in lanes])
-            )
+            arrays = self._gathered(lanes, step)
         num_global = int(self._plan.batch_sizes[group, step].sum())
         return make_batch(self._data.index, arrays, num_global, self._data.device)
 
+    def _gathered(self, lanes: range, step: int) -> list[np.ndarray]:
+        events = [self._plan.events(lane, step) for lane in lanes]
+        return self._data.source.gather(np.concatenate(events))
+
     def _stream(self, lanes: range) -> Iterator[list[np.ndarray]]:
         source, plan = self._data.source, self._plan
+        if self._data.in_memory:
+            return (self._gathered(lanes, step) for step in range(plan.num_steps))
         streams = [_cut(source, plan.lanes[lane], plan.batch_sizes[lane]) for lane in lanes]
         return (_joined(parts) for parts in zip(*streams, strict=True))
 
 
-def make_batch(
-    index: Index, arrays: list[np.ndarray], num_global: int, device: torch.device
-) -> Batch:
+def make_batch(index: Index, arrays: list[Array], num_global: int, device: torch.device) -> Batch:
     """From the arrays of all fields to the tensors of a step."""
     tensors = [
-        torch.from_numpy(array).to(device).to(getattr(torch, field.dtype.name))
+        torch.as_tensor(array).to(device, non_blocking=True).to(_torch_type(field.dtype))
         for array, field in zip(arrays, index.fields, strict=True)
     ]
     num_inputs = len(index.inputs.members)
@@ -468,6 +480,15 @@ def make_batch(
         num_events=len(arrays[0]),
         num_global=num_global,
     )
+
+
+@cache
+def _torch_type(dtype: np.dtype) -> torch.dtype:
+    return getattr(torch, dtype.name)
+
+
+def _pinned(arrays: list[np.ndarray]) -> list[torch.Tensor]:
+    return [torch.from_numpy(array).pin_memory() for array in arrays]
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
@@ -491,13 +512,17 @@ def _cut(source: Source, groups: list[np.ndarray], sizes: np.ndarray) -> Iterato
     unread = iter(groups)
     held = source.gather(next(unread))
     for size in sizes:
-        while len(held[0]) < size:
-            held = _joined((held, source.gather(next(unread))))
-        yield [array[:size] for array in held]
-        held = [array[size:] for array in held]
+        parts = []
+        while size > 0:
+            if len(held[0]) == 0:
+                held = source.gather(next(unread))
+            parts.append([array[:size] for array in held])
+            held = [array[size:] for array in held]
+            size -= len(parts[-1][0])
+        yield _joined(parts)
 
 
-def _joined(parts: tuple[list[np.ndarray], ...]) -> list[np.ndarray]:
+def _joined(parts: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
     """Field by field, one part after the other."""
     return (
         parts[0]

@@ -14,6 +14,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,12 +121,13 @@ class Supervised:
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The mean over the events; summed, if there are several outputs."""
         pairs = _pairs(outputs, targets)
-        return torch.stack([self._loss(output, target) for output, target in pairs]).sum()
+        return reduce(torch.add, [self._loss(output, target) for output, target in pairs])
 
     def sums(self, loss: torch.Tensor, outputs: Any, batch: Batch) -> torch.Tensor:
         """Sum and count of each metric, (metrics, 2)."""
         pairs = _pairs(outputs, batch.targets)
-        sums = [torch.stack([loss.detach() * batch.num_events, loss.new_tensor(batch.num_events)])]
+        count = _on_device(batch.num_events, loss)
+        sums = [torch.stack([loss.detach() * count, count])]
         for metric in self._metrics:
             of_pairs = [metric(output.detach(), target) for output, target in pairs]
             sums.append(torch.stack([torch.stack(pair) for pair in of_pairs]).sum(dim=0))
@@ -266,7 +268,12 @@ METRICS = {"accuracy": _accuracy, "mse": _squared_error, "mae": _absolute_error}
 
 
 def _count(values: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values.numel(), device=values.device)
+    return _on_device(values.numel(), values)
+
+
+def _on_device(number: int, like: torch.Tensor) -> torch.Tensor:
+    """Made there: a GPU would end all its work before a number is copied to it."""
+    return torch.full((), number, dtype=torch.float64, device=like.device)
 
 
 def _class_numbers(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -354,7 +361,9 @@ def make_schedule(
         unit: steps of a scheduler in an epoch; its other numbers count steps.
     """
     if len(phases) == 1 and "epochs" not in phases[0]:
-        return _make_phase(phases[0], optimizer, epochs * unit, may_be_left_out=("T_max",))
+        return _make_phase(
+            phases[0], optimizer, epochs * unit, may_be_left_out=("T_max", "total_steps")
+        )
     ends = list(itertools.accumulate(int(phase["epochs"]) for phase in phases[:-1]))
     left = max(1, epochs - (ends[-1] if ends else 0))
     lengths = [int(phase.get("epochs", left)) * unit for phase in phases]

@@ -6,13 +6,46 @@ rank looks again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from operator import attrgetter
+from types import SimpleNamespace
 
 from apps.contract import CENTRAL, Layout, Ranks, Training, ranks_of, require
 
 # All other optimizers work element by element.
 NEED_WHOLE_LAYERS = frozenset({"muon", "adafactor", "soap", "shampoo", "scalableshampoo", "kron"})
 SCALE_BY_LAYER = frozenset({"lars", "lamb"})
+DRAW_RANDOM_NUMBERS = frozenset({"kron"})  # other ones on each rank
+
+OWN_RATES = frozenset({"onecyclelr", "cycliclr"})  # schedulers that are told all learning rates
+
+# Where an option is used: what chooses it, and the choices that use it.
+STRATEGY, COMPRESSION = "training.strategy", "training.reduction.compression"
+USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{
+        f"training.reduction.{name}": (STRATEGY, ("allreduce",))
+        for name in ("compression", "operation", "hierarchical", "average_every")
+    },
+    "training.reduction.powersgd_rank": (COMPRESSION, ("powersgd",)),
+    "training.reduction.topk_density": (COMPRESSION, ("topk",)),
+    "training.split.schedule": (STRATEGY, ("pipeline",)),
+    "training.split.micro_batches": (STRATEGY, ("pipeline",)),
+    "training.split.stages": (STRATEGY, ("pipeline",)),
+    "training.split.tensor": (STRATEGY, ("tensor", "pipeline")),
+    "training.split.unit_parameters": (STRATEGY, ("sharded",)),
+    "training.exchange.elastic_force": (STRATEGY, ("easgd",)),
+    "training.exchange.kappa": (STRATEGY, ("gem",)),
+    **{
+        f"training.exchange.{name}": (STRATEGY, CENTRAL)
+        for name in (
+            *("synchronous", "backup_workers", "sync_every", "per", "staleness_lr"),
+            *("pass_on_every", "transport", "overlap", "masters_wait", "gpu_aware"),
+            "tolerate_worker_loss",
+        )
+    },
+    "layout.num_masters": (STRATEGY, CENTRAL),
+    "layout.sub_masters": (STRATEGY, CENTRAL),
+}
 
 Rule = tuple[str, str, bool]  # the key, what to say, and whether it is broken
 
@@ -27,10 +60,34 @@ def check_ranks(training: Training, layout: Layout) -> None:
         require(not is_broken, f"{key}: {message}")
 
 
+def check_used(training: Training, layout: Layout, searched: Collection[str]) -> None:
+    """See that no option is set that does nothing.
+
+    What chooses between options may be searched: there are trials then that use each of them.
+
+    Args:
+        searched: dotted paths of the values that a trial replaces.
+
+    Raises:
+        ValueError: an option is not at its default, and nothing reads it.
+    """
+    study = SimpleNamespace(training=training, layout=layout)
+    default = SimpleNamespace(training=Training(), layout=Layout())
+    for key, (chooser, choices) in USED_BY.items():
+        value, chosen = attrgetter(key), attrgetter(chooser)(study)
+        require(
+            chooser in searched or chosen in choices or value(study) == value(default),
+            f"{key}: '{chosen}' does not use it; leave it out (it is for {', '.join(choices)})",
+        )
+
+
 def _rules(training: Training, layout: Layout) -> Iterator[Rule]:
     yield from _of_precision(training, layout)
     yield from _of_the_model(training, layout)
+    yield from _of_the_optimizer(training, layout)
     yield from _of_updates(training)
+    if training.strategy == "pipeline":
+        yield from _of_the_stages(training, layout)
     if training.strategy == "allreduce":
         yield from _of_the_reduction(training, ranks_of(training, layout))
     if training.strategy in CENTRAL:
@@ -53,8 +110,12 @@ def _of_precision(training: Training, layout: Layout) -> Iterator[Rule]:
 
 
 def _of_the_model(training: Training, layout: Layout) -> Iterator[Rule]:
-    strategy = training.strategy
-    divides = strategy == "tensor" or layout.ranks_per_stage > 1
+    strategy, ranks = training.strategy, ranks_of(training, layout)
+    yield (
+        "training.strategy",
+        f"'local' trains on one rank, and the layout has {ranks.total}; use 'allreduce'",
+        strategy == "local" and ranks.total > 1,
+    )
     yield (
         "layout.ranks_per_stage",
         f"'{strategy}' has no stages; leave it out, or set training.strategy = 'pipeline'",
@@ -66,31 +127,11 @@ def _of_the_model(training: Training, layout: Layout) -> Iterator[Rule]:
         "'local' and 'allreduce', which then divide the layers between them)",
         layout.gpus_per_rank > 1 and strategy not in ("local", "allreduce"),
     )
-    num_stages = layout.ranks_per_worker // layout.ranks_per_stage
-    yield (
-        "training.split.micro_batches",
-        f"{training.split.micro_batches} are too few for the {num_stages} stages of schedule "
-        f"'1f1b'; set it to at least {num_stages}, or use 'gpipe'",
-        strategy == "pipeline"
-        and training.split.schedule == "1f1b"
-        and training.split.micro_batches < num_stages,
-    )
-    yield (
-        "training.sync_batchnorm",
-        "a pipeline normalises each micro-batch; use 'allreduce' or 'sharded', or leave it out",
-        training.sync_batchnorm and strategy == "pipeline",
-    )
     yield (
         "training.sync_batchnorm",
         f"the workers of '{strategy}' do not wait for each other; use 'allreduce' or 'sharded', or "
         "leave it out",
         training.sync_batchnorm and strategy in CENTRAL,
-    )
-    yield (
-        "training.recompute",
-        "a pipeline keeps activations of few micro-batches already; raise "
-        "training.split.micro_batches, or use 'sharded'",
-        len(training.recompute) > 0 and strategy == "pipeline",
     )
     yield (
         "training.recompute",
@@ -104,13 +145,72 @@ def _of_the_model(training: Training, layout: Layout) -> Iterator[Rule]:
         training.compile
         and (strategy not in ("local", "allreduce", "sharded") or layout.gpus_per_rank > 1),
     )
-    optimizer = _name_of(training)
+
+
+def _of_the_stages(training: Training, layout: Layout) -> Iterator[Rule]:
+    """Of a pipeline."""
+    split = training.split
+    num_stages = layout.ranks_per_worker // layout.ranks_per_stage
+    yield (
+        "training.split.micro_batches",
+        f"{split.micro_batches} are too few for the {num_stages} stages of schedule "
+        f"'1f1b'; set it to at least {num_stages}, or use 'gpipe'",
+        split.schedule == "1f1b" and split.micro_batches < num_stages,
+    )
+    yield (
+        "training.split.micro_batches",
+        f"{split.micro_batches} are more than the {training.batch_size} events of a batch; raise "
+        "training.batch_size, or set it lower",
+        split.micro_batches > training.batch_size,
+    )
+    yield (
+        "training.split.stages",
+        f"{len(split.stages)} names, but the ranks of a worker are {num_stages} stages; name the "
+        "module that begins each stage after the first, or none",
+        len(split.stages) > 0 and len(split.stages) != num_stages - 1,
+    )
+    yield (
+        "training.sync_batchnorm",
+        "a pipeline normalises each micro-batch; use 'allreduce' or 'sharded', or leave it out",
+        training.sync_batchnorm,
+    )
+    yield (
+        "training.recompute",
+        "a pipeline keeps activations of few micro-batches already; raise "
+        "training.split.micro_batches, or use 'sharded'",
+        len(training.recompute) > 0,
+    )
+    yield (
+        "training.accumulate",
+        "a pipeline accumulates over its micro-batches; raise training.batch_size and "
+        "training.split.micro_batches",
+        training.accumulate > 1,
+    )
+
+
+def _of_the_optimizer(training: Training, layout: Layout) -> Iterator[Rule]:
+    strategy, optimizer = training.strategy, _name_of(training)
+    divides = strategy == "tensor" or layout.ranks_per_stage > 1
     yield (
         "training.optimizer",
         f"'{optimizer}' needs whole layers, and '{strategy}' divides them; use 'allreduce', or "
         "another optimizer",
         (optimizer in NEED_WHOLE_LAYERS | {"lamb"} and (divides or strategy == "sharded"))
         or (optimizer in SCALE_BY_LAYER and divides),
+    )
+    yield (
+        "training.optimizer",
+        f"'{optimizer}' draws random numbers, other ones on each rank, so that the weights would "
+        "part; train on one rank, or use 'soap'",
+        optimizer in DRAW_RANDOM_NUMBERS
+        and strategy not in CENTRAL
+        and ranks_of(training, layout).total > 1,
+    )
+    yield (
+        "training.optimizer",
+        "pre_norm needs the norm of the whole gradient, and each stage of a pipeline has a part; "
+        "leave it out, and set training.clip_norm",
+        bool(training.optimizer.get("pre_norm")) and strategy == "pipeline",
     )
 
 
@@ -122,23 +222,35 @@ def _of_updates(training: Training) -> Iterator[Rule]:
         training.accumulate > 1 and strategy in CENTRAL,
     )
     yield (
-        "training.accumulate",
-        "a pipeline accumulates over its micro-batches; raise training.batch_size and "
-        "training.split.micro_batches",
-        training.accumulate > 1 and strategy == "pipeline",
-    )
-    yield (
         "training.schedule_per",
         f"'{strategy}' has no common count of updates; use 'epoch'",
         training.schedule_per == "update" and strategy in CENTRAL,
     )
     several = len(training.phases) > 1
     for phase in training.phases:
-        plateau = _plain(phase["name"]) == "reducelronplateau"
+        name, epochs = _plain(phase["name"]), phase.get("epochs", 1)
         yield (
             "training.scheduler",
             f"'{phase['name']}' waits for the validation loss: it goes alone, and per epoch",
-            plateau and (several or training.schedule_per == "update"),
+            name == "reducelronplateau" and (several or training.schedule_per == "update"),
+        )
+        yield (
+            "training.scheduler",
+            f"'{phase['name']}' cannot last epochs = {epochs!r}; it must be a whole number, at "
+            "least 1",
+            type(epochs) is not int or epochs < 1,
+        )
+        yield (
+            "training.scheduler",
+            f"'{phase['name']}' changes what the others begin from, and has a warm-up of its own: "
+            "it goes alone",
+            name == "onecyclelr" and several,
+        )
+        yield (
+            "training.lr_scaling",
+            f"'{phase['name']}' has learning rates of its own, which are not scaled; scale its "
+            "max_lr by hand, and set it to 'none'",
+            name in OWN_RATES and training.lr_scaling != "none",
         )
 
 
@@ -149,6 +261,12 @@ def _of_the_reduction(training: Training, ranks: Ranks) -> Iterator[Rule]:
         "training.reduction.compression",
         f"Horovod sends 'none' or 'fp16', not '{compression}'; set training.backend = 'ddp'",
         compression not in ("none", "fp16") and backend == "horovod",
+    )
+    yield (
+        "training.reduction.compression",
+        "workers of one rank that average their weights (average_every) send no gradients; set "
+        "layout.ranks_per_worker, or leave it out",
+        compression != "none" and reduction.average_every > 1 and ranks.per_worker == 1,
     )
     yield (
         "training.precision",

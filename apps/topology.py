@@ -81,8 +81,7 @@ class Topology:
     node_ranks: int  # on this node
     node_cores: int  # that the ranks of this node may use together
     node_trainers: int  # of these ranks, those that read data
-    device: torch.device
-    gpus_per_rank: int
+    devices: list[torch.device]  # of this rank, the first for what it computes by itself
     hosts: list[str]  # of each rank
     alive: list[int]  # ranks that are left
 
@@ -112,8 +111,7 @@ class Topology:
             node_ranks=node.size,
             node_cores=len(set().union(*node.allgather(_cores()))),
             node_trainers=node.allreduce(int(trains)),
-            device=_device(layout, trainers) if trains else torch.device("cpu"),
-            gpus_per_rank=layout.gpus_per_rank,
+            devices=_devices(layout, trainers) if trains else [torch.device("cpu")],
             hosts=comm.allgather(socket.gethostname()),
             alive=list(range(comm.size)),
         )
@@ -121,6 +119,10 @@ class Topology:
     @property
     def place(self) -> Place:
         return self.places[self.rank]
+
+    @property
+    def device(self) -> torch.device:
+        return self.devices[0]
 
     @property
     def is_first(self) -> bool:
@@ -232,8 +234,8 @@ def _cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _device(layout: Layout, trainers: MPI.Intracomm) -> torch.device:
-    """The CPU, or this rank's own GPU.
+def _devices(layout: Layout, trainers: MPI.Intracomm) -> list[torch.device]:
+    """The CPU, or this rank's own GPUs.
 
     Some launchers show each rank its own GPUs alone, others show all of them to every rank.
 
@@ -241,7 +243,7 @@ def _device(layout: Layout, trainers: MPI.Intracomm) -> torch.device:
         trainers: the ranks that train on this node; a master works in the host's memory.
     """
     if layout.gpus_per_rank == 0:
-        return torch.device("cpu")
+        return [torch.device("cpu")]
     visible = torch.cuda.device_count()
     if visible == 0:
         raise N3LOError(
@@ -256,6 +258,6 @@ def _device(layout: Layout, trainers: MPI.Intracomm) -> torch.device:
             f"layout.gpus_per_rank: {trainers.size} ranks x {layout.gpus_per_rank} = {needed} "
             f"GPUs, but {socket.gethostname()} shows {visible}"
         )
-    device = torch.device("cuda", 0 if own_gpus else trainers.rank * layout.gpus_per_rank)
-    torch.cuda.set_device(device)
-    return device
+    first = 0 if own_gpus else trainers.rank * layout.gpus_per_rank
+    torch.cuda.set_device(first)
+    return [torch.device("cuda", first + number) for number in range(layout.gpus_per_rank)]

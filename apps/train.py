@@ -53,6 +53,7 @@ from apps.history import (
     selected_row,
     stop_reason,
 )
+from apps.staging import stage
 from apps.topology import Topology
 
 PR_SET_PDEATHSIG = 1
@@ -77,10 +78,15 @@ def main() -> None:
 def train(task: TrainTask, paths: TaskPaths) -> None:
     training = dataclasses.replace(task.training, optimizer=task.optimizer)
     torch.set_num_threads(task.layout.cores_per_rank)
+    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = training.precision == "tf32"
     topology = Topology.start(training, task.layout, MPI.COMM_WORLD)
 
     # data
-    index, fold_of_event = topology.from_first(lambda: prepare(task.data, task.split_seed))
+    files = [str(path) for path in stage(task.data.files, task.data.cache, task.data.copy_command)]
+    staged = dataclasses.replace(task.data, files=files)
+    index, fold_of_event = topology.from_first(lambda: prepare(staged, task.split_seed))
+    index = dataclasses.replace(index, files=tuple(files))  # this node's own copies
     share = Share(
         rank=topology.reader,
         num_ranks=topology.ranks.readers,
@@ -93,12 +99,13 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     seed_torch(task.seed)  # the same weights on every rank
     experiment = Supervised(build_model(task.model), training)
     check_metric_names(task, experiment.metrics)
-    strategy = strategies.create(training, experiment, topology, data.preview())
+    saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
+    preview = data.preview(saved["chosen"] if saved is not None else None)
+    strategy = strategies.create(training, experiment, topology, preview)
 
     # where an earlier attempt was killed, or where another task ended
     start_epoch, clocks = 0, Clocks()
     rows: list[Row] = []
-    saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
     if saved is not None:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
         strategy.choose_own(saved["states"], own)
@@ -164,6 +171,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
                 "rows": rows,
                 "clocks": dataclasses.asdict(clocks),
                 "settings": checkpoint.settings_of(task),
+                "chosen": strategy.choices(),
                 "states": states,
                 "own_states": own_states,
             }

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from test_launch import make_result, make_task
@@ -78,6 +79,34 @@ def test_columns_keep_their_type_when_tasks_fail_or_wait(ledger):
     assert tasks["cached"].dtype == "boolean"
     assert isinstance(tasks["ended"].dtype, pd.DatetimeTZDtype)
     assert math.isnan(tasks.loc[5, "fom"])
+
+
+def test_a_task_has_the_seconds_of_its_epochs_and_of_each_part_of_them(tmp_path):
+    """Epochs 4 to 6 in 6 seconds: it went on from another task after its third."""
+    ledger = Ledger(tmp_path)
+    ledger.record_trial(Proposal({"a.lr": 1.0}, number=0), num_folds=2)
+    result = dataclasses.asdict(
+        make_result(task_of(0, 0), start_epoch=3, epochs=6, seconds=6.0, compute_s=2.0, idle_s=0.5)
+    )
+    ledger.record_done(task_of(0, 0), result, cached=False, folder="t000-f0")
+    tasks = Ledger(tmp_path).tasks()
+    parts = ["compute_s", "communication_s", "data_s", "idle_s"]
+    assert tasks.loc[0, ["seconds_per_epoch", *parts]].tolist() == [2.0, 2.0, 0.1, 0.1, 0.5]
+    assert set(tasks[["seconds_per_epoch", *parts]].dtypes) == {np.dtype(float)}
+    assert tasks.loc[1, parts].isna().all()
+
+
+def test_results_of_earlier_versions_lack_what_was_not_measured_yet(ledger):
+    measured = ("compute_s", "communication_s", "data_s", "idle_s")
+    rows = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    for row in rows:
+        for name in (*measured, "training_s", "start_epoch", "lost_ranks", "inference_us"):
+            row.get("result", {}).pop(name, None)
+    ledger.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = Ledger(ledger.folder).tasks()
+    assert tasks[list(measured)].isna().all(axis=None)
+    assert set(tasks[list(measured)].dtypes) == {np.dtype(float)}
+    assert tasks.loc[0, ["seconds_per_epoch", "samples_per_second"]].tolist() == [1.0, 10.0]
 
 
 def test_the_score_is_the_mean_over_folds_and_spread_their_standard_deviation(ledger):

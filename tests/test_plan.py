@@ -52,6 +52,7 @@ def test_the_random_numbers_of_a_proposal_depend_on_study_and_trial_alone():
 
 
 def test_a_slot_holds_the_largest_layout_of_the_space(edit):
+    edit('strategy = "local"', 'strategy = "allreduce"')
     edit('"model.args.width" = { type = "int", low = 2, high = 8 }',
          '"layout.num_workers" = { type = "int", low = 1, high = 3 }\n'
          '"layout.cores_per_rank" = { type = "choice", values = [4, 2] }')  # fmt: skip

@@ -40,6 +40,7 @@ def test_a_trial_is_the_study_with_values_replaced(study_path):
 
 
 def test_a_value_with_a_default_can_be_searched_though_the_file_does_not_name_it(edit):
+    edit('strategy = "local"', 'strategy = "allreduce"')
     path = edit('"model.args.width" =', '"layout.num_workers" =')
     assert load(path).at({"layout.num_workers": 3}).layout.num_workers == 3
 
@@ -368,6 +369,7 @@ def test_first_points_respect_conditions_and_may_leave_values_out(edit):
 
 
 def test_the_ends_of_a_dimension_are_tried_where_it_is_active(edit):
+    edit('strategy = "local"', 'strategy = "allreduce"')
     path = edit(
         WIDTH,
         """\

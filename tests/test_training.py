@@ -308,7 +308,8 @@ class Going:
         torch.manual_seed(width)
         layers = [torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)]
         experiment = Supervised(torch.nn.Sequential(*layers), self.training)
-        alone = SimpleNamespace(num_ranks=1, device=torch.device("cpu"))
+        cpu = torch.device("cpu")
+        alone = SimpleNamespace(num_ranks=1, device=cpu, devices=[cpu])
         self.strategy = Local(experiment, alone, self.training, Preview(None, 1, 1))
         self.parts = self.strategy.parts
 

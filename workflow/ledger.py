@@ -337,7 +337,7 @@ class Ledger:
         return _table(self._trial_rows(), self._trial_columns())
 
     def history(self, trial: int, fold: int) -> pd.DataFrame:
-        """One row an epoch of one task: epoch, loss, val_loss, metrics, lr, seconds."""
+        """One row an epoch of one task: losses, metrics, lr, and what its seconds went into."""
         state = self.trials_by_number[trial].tasks[fold]
         folder = self.folder / (state.folder or f"t{trial:03d}-f{fold}")
         return pd.DataFrame(read_json_lines(folder / "history.jsonl"))
@@ -360,7 +360,8 @@ class Ledger:
             *("trial", "fold", "status", "reason", "fom"),
             *self._parameters(),
             *self._metrics(),
-            *("epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us"),
+            *("epoch", "epochs", "stopped", "seconds", "seconds_per_epoch", "samples_per_second"),
+            *("compute_s", "communication_s", "data_s", "idle_s", "inference_us"),
             *("num_parameters", "num_ranks", "lost_ranks", "updates", "staleness", "host"),
             *("attempt", "cached", "submitted", "ended", "message", "key", "folder"),
         ]
@@ -375,6 +376,7 @@ class Ledger:
                     **trial.point,
                     "trial": number,
                     "fold": fold,
+                    "seconds_per_epoch": _seconds_per_epoch(result),
                     "status": state.status,
                     "reason": state.reason,
                     "host": ",".join(dict.fromkeys(result.get("hosts", []))),
@@ -446,9 +448,18 @@ def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Obser
     return Observation(trial.proposal, value, folds.noise(foms), further, cost)
 
 
+def _seconds_per_epoch(result: dict[str, Any]) -> float | None:
+    """Of the epochs of this task; those that it went on from are not in its seconds."""
+    if not result:
+        return None
+    num_epochs: int = result["epochs"] - result.get("start_epoch", 0)
+    return float(result["seconds"]) / num_epochs
+
+
 _RESULT_COLUMNS = (
-    "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "inference_us",
-    "num_parameters", "num_ranks", "lost_ranks", "updates", "staleness",
+    "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "compute_s",
+    "communication_s", "data_s", "idle_s", "inference_us", "num_parameters", "num_ranks",
+    "lost_ranks", "updates", "staleness",
 )  # fmt: skip
 
 

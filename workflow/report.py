@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console as Terminal
@@ -12,13 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from apps.contract import N3LOError, Objective, TaskPaths
-from workflow.console import best_line, by_score, score_text, trials_table, value_text
+from workflow import scaling
+from workflow.console import (
+    best_line,
+    by_score,
+    score_text,
+    short_names,
+    trials_table,
+    value_text,
+)
 from workflow.ledger import Ledger
 from workflow.runfolder import is_running
 from workflow.scores import Scoring
 from workflow.study import Study
 
 BEST = 10
+MOST_LAYOUTS = 24
 
 
 def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
@@ -37,7 +47,7 @@ def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
 
 
 def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
-    """The best trials, the front, the failures with their reasons, and the cost."""
+    """The best trials, the front, the failures with their reasons, scaling, and the cost."""
     objective = study.search.objective
     trials = by_score(ledger.trials(), objective.goal)
     out.print(f"{study.name}: {objective.metric} ({objective.goal}) over {study.data.folds} folds")
@@ -48,12 +58,15 @@ def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
             "\nPareto front: no trial is better in one without being worse in another", style="bold"
         )
         out.print(_front_table(trials, ledger.scoring))
-    failures = ledger.tasks().query("status == 'failed'")
+    tasks = ledger.tasks()
+    failures = tasks.query("status == 'failed'")
     if not failures.empty:
         out.print("\nFailures", style="bold")
         out.print(_failures_table(failures, ledger))
+    if tasks["num_ranks"].nunique() > 1:
+        _print_scaling(scaling.described(tasks, study), study, out)
     out.print("\nCost", style="bold")
-    for line in _cost(ledger.tasks(), study):
+    for line in _cost(tasks, study):
         out.print(line)
 
 
@@ -93,6 +106,53 @@ def _failures_table(failures: pd.DataFrame, ledger: Ledger) -> Table:
     return table
 
 
+def _print_scaling(done: pd.DataFrame, study: Study, out: Terminal) -> None:
+    """How fast each layout is, what it gains by its ranks, and where its time goes."""
+    setting = scaling.setting_of(done, study)
+    rows = scaling.compared(done, setting)
+    shown = rows.head(MOST_LAYOUTS)
+    out.print("\nScaling: against the fewest ranks of the same setting", style="bold")
+    out.print(_scaling_table(shown, setting))
+    if len(shown) < len(rows):
+        out.print(f"... and {len(rows) - len(shown)} more; `export` has all tasks")
+    if shown["masters"].any():
+        out.print("masters count as ranks, though they do not train")
+    compared = shown.dropna(subset=["speed_up"])
+    if not compared.empty:
+        out.print("\nSpeed-up; ideal where the | is", style="bold")
+        out.print(_speed_up_table(compared, setting))
+
+
+def _scaling_table(rows: pd.DataFrame, setting: list[str]) -> Table:
+    says_all = not rows["masters"].any() and not rows.duplicated([*setting, "num_ranks"]).any()
+    layout = [] if says_all else ["layout"]
+    table = Table(box=None, pad_edge=False)
+    headings = ("ranks", *layout, "batch", "samples/s", "speed-up", "efficiency", *scaling.PARTS)
+    for heading in (*short_names(setting), *headings):
+        table.add_column(heading, overflow="fold")
+    for row in rows.to_dict("records"):
+        table.add_row(
+            *(_or_dash(row[name], value_text) for name in setting),
+            *(str(row[name]) for name in ("num_ranks", *layout, "batch")),
+            _or_dash(row["samples_per_second"], "{:.0f}".format),
+            _or_dash(row["speed_up"], "{:.2f}".format),
+            *(_or_dash(row[name], "{:.0%}".format) for name in ("efficiency", *scaling.PARTS)),
+        )
+    return table
+
+
+def _speed_up_table(rows: pd.DataFrame, setting: list[str]) -> Table:
+    table = Table(*short_names(setting), "ranks", "", box=None, pad_edge=False)
+    for row, bar in zip(rows.to_dict("records"), scaling.bars(rows), strict=True):
+        cells = (_or_dash(row[name], value_text) for name in setting)
+        table.add_row(*cells, str(row["num_ranks"]), bar)
+    return table
+
+
+def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if pd.isna(value) else text(value)
+
+
 def _cost(tasks: pd.DataFrame, study: Study) -> Iterator[str]:
     done = tasks[tasks["status"] == "done"]
     executed = done[~done["cached"].astype(bool)]
@@ -105,6 +165,9 @@ def _cost(tasks: pd.DataFrame, study: Study) -> Iterator[str]:
     )
     if len(executed):
         yield f"{executed['samples_per_second'].median():.0f} samples/s in the median training"
+    waits = scaling.input_bound(done)
+    if waits:
+        yield waits
 
 
 def export(ledger: Ledger, table: str, path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
-from apps.contract import VERSION, Fingerprint, N3LOError, TaskPaths, goal_of, ranks_of
+from apps.contract import CENTRAL, VERSION, Fingerprint, N3LOError, TaskPaths, goal_of, ranks_of
 from apps.launch import training_line
 from sites.base import Site
 from workflow import plan, preflight, report, runfolder
@@ -106,8 +106,8 @@ def _warnings(study: Study) -> list[str]:
 def _require_horovod(file: StudyFile) -> None:
     """Say so now, and not in every task."""
     training = file.study.training
-    shared = training.strategy == "allreduce" or file.study.layout.ranks_per_worker > 1
-    wanted = shared and training.strategy != "local" and training.backend == "horovod"
+    groups = training.strategy in CENTRAL and file.study.layout.ranks_per_worker > 1
+    wanted = (training.strategy == "allreduce" or groups) and training.backend == "horovod"
     if wanted and importlib.util.find_spec("horovod") is None:
         raise N3LOError(
             "Horovod is missing: type 'make setup', or set training.backend = \"ddp\" in the study"

@@ -17,7 +17,7 @@ import math
 import re
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,9 +38,9 @@ from apps.contract import (
     Training,
     require,
 )
-from apps.rules import check_ranks
+from apps.rules import check_ranks, check_used
 from workflow.expression import Expression
-from workflow.space import Choice, Dimension, Ordinal, Point, Scalar, Space, SpaceError
+from workflow.space import Choice, Dimension, Integer, Ordinal, Point, Scalar, Space, SpaceError
 
 # What a trial may replace. The folds and the files are the same for all trials, or their scores
 # could not be compared.
@@ -52,8 +52,10 @@ GO_TOGETHER = (
     *("training.strategy", "training.backend", "training.exchange.", "training.reduction."),
     *("training.split.", "training.optimizer.", "training.precision", "training.accumulate"),
     *("training.schedule_per", "training.sync_batchnorm", "training.compile"),
+    *("training.scheduler.", "training.lr_scaling", "training.batch_size"),
 )
 MOST_COMBINATIONS = 1000  # of choices that are tried
+MOST_VALUES = 16  # of an integer, for each to be tried
 NOT_SEARCHABLE = ("data.files", "data.folds", "data.fold_by", "training.metrics")
 
 SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
@@ -164,6 +166,7 @@ class Study(Section):
             self._check_metric(key, metric, metrics)
         self._check_folds()
         check_ranks(self.training, self.layout)
+        check_used(self.training, self.layout, self.search.space)
 
     def _check_metric(self, key: str, metric: str, known: list[str]) -> None:
         require(
@@ -376,13 +379,22 @@ def _check_ends(file: StudyFile, dotted: str, dimension: Dimension) -> None:
             raise N3LOError(f"{where}: '{dotted}' = {value!r} is not valid: {reason}") from None
 
 
+def _few_values(dimension: Dimension) -> Sequence[Scalar]:
+    """All that a dimension may be, if that can be tried."""
+    if isinstance(dimension, Choice | Ordinal):
+        return dimension.values
+    if isinstance(dimension, Integer) and dimension.high - dimension.low < MOST_VALUES:
+        return range(dimension.low, dimension.high + 1)
+    return ()
+
+
 def _check_together(file: StudyFile) -> None:
     """Choices that are valid alone must be so together, or a search would end at that trial."""
     space = file.space
     choices = {
-        path: dimension.values
+        path: _few_values(dimension)
         for path, dimension in space.dimensions.items()
-        if path.startswith(GO_TOGETHER) and isinstance(dimension, Choice | Ordinal)
+        if path.startswith(GO_TOGETHER) and _few_values(dimension)
     }
     for values in itertools.islice(itertools.product(*choices.values()), MOST_COMBINATIONS):
         together = dict(zip(choices, values, strict=True))

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from apps.contract import CENTRAL, Training, averages_weights
-from apps.data import Preview
-from apps.experiment import Supervised
-from apps.strategies.allreduce import Ddp, Horovod
-from apps.strategies.base import Strategy
-from apps.strategies.downpour import Downpour
-from apps.strategies.easgd import Easgd
-from apps.strategies.gem import Gem
-from apps.strategies.local import Local
-from apps.strategies.pipeline import Pipeline
-from apps.strategies.sharded import Sharded
-from apps.strategies.tensor import Tensor
-from apps.topology import Topology
+import importlib
+from typing import TYPE_CHECKING
 
+from apps.contract import CENTRAL, Training, averages_weights
+
+if TYPE_CHECKING:
+    from apps.data import Preview
+    from apps.experiment import Supervised
+    from apps.strategies.base import Strategy
+    from apps.topology import Topology
+
+# Imported when it is used: the check before a run needs some modules of this package, without MPI.
 STRATEGIES = {
-    ("local", None): Local,
-    ("allreduce", "horovod"): Horovod,
-    ("allreduce", "ddp"): Ddp,
-    ("sharded", None): Sharded,
-    ("tensor", None): Tensor,
-    ("pipeline", None): Pipeline,
-    ("downpour", None): Downpour,
-    ("easgd", None): Easgd,
-    ("gem", None): Gem,
+    ("local", None): "local:Local",
+    ("allreduce", "horovod"): "allreduce:Horovod",
+    ("allreduce", "ddp"): "allreduce:Ddp",
+    ("sharded", None): "sharded:Sharded",
+    ("tensor", None): "tensor:Tensor",
+    ("pipeline", None): "pipeline:Pipeline",
+    ("downpour", None): "downpour:Downpour",
+    ("easgd", None): "easgd:Easgd",
+    ("gem", None): "gem:Gem",
 }
 
 
@@ -44,5 +42,6 @@ def create(
 ) -> Strategy:
     """Set up the strategy that the study names; collective."""
     backend = training.backend if training.strategy == "allreduce" else None
-    strategy = STRATEGIES[training.strategy, backend]
+    module, _, name = STRATEGIES[training.strategy, backend].partition(":")
+    strategy = getattr(importlib.import_module(f"apps.strategies.{module}"), name)
     return strategy(experiment, topology, training, preview)

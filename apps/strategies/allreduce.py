@@ -208,11 +208,11 @@ class Ddp(AllReduce):
         self.make_optimizers()
 
     def _wrapped(self, name: str) -> nn.Module:
-        device = self.topology.device
-        one_gpu = device.type == "cuda" and self.topology.gpus_per_rank == 1
+        devices = self.topology.devices
+        one_gpu = devices[0].type == "cuda" and len(devices) == 1
         network = DistributedDataParallel(
             self.experiment.networks[name],
-            device_ids=[device] if one_gpu else None,
+            device_ids=devices if one_gpu else None,
             process_group=self._step_group,
             **_OWN_BUFFERS,
         )

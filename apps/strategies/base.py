@@ -15,6 +15,7 @@ from apps.data import Batch, Epoch, Preview
 from apps.experiment import Supervised, step_scheduler
 from apps.normalise import synchronise
 from apps.recompute import recompute
+from apps.strategies.devices import spread
 from apps.topology import Topology
 
 States = Mapping[str, Mapping[str, Any]]  # of networks, optimizers, ..., each by name
@@ -76,8 +77,12 @@ class Strategy:
 
     def place_networks(self) -> None:
         """Put the networks where they compute."""
+        devices = self.topology.devices
         for network in self.networks.values():
-            network.to(self.topology.device)
+            if len(devices) > 1:
+                spread(network, devices, self.preview.example(2).inputs)
+            else:
+                network.to(self.topology.device)
 
     def same_start(self) -> None:
         """Give all ranks the weights of the first; collective."""
@@ -103,7 +108,7 @@ class Strategy:
         buffers = [each for net in self.experiment.networks.values() for each in net.buffers()]
         if not buffers:
             return
-        flat = torch.cat([buffer.flatten().double() for buffer in buffers])
+        flat = torch.cat([buffer.flatten().double().cpu() for buffer in buffers])
         own = topology.part
         nothing = torch.zeros_like(flat)
         means = self.sum(flat if own is not None else nothing) / topology.num_parts
@@ -120,6 +125,10 @@ class Strategy:
 
     def facts(self) -> dict[str, float]:
         """What this strategy measures of an epoch, for its row of the history; collective."""
+        return {}
+
+    def choices(self) -> dict[str, Any]:
+        """What was measured and chosen at the start, and a later attempt shall not choose anew."""
         return {}
 
     # -- checkpoints -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Local(Strategy):
                 with self.gathering(is_last=number == len(pieces) - 1):
                     update = next(stream, None)
                     if update is None:
-                        return torch.stack(sums).sum(dim=0)
+                        return reduce(torch.add, sums)
                     if number == 0:
                         self.optimizers[update.network].zero_grad()
                     # Ranks are averaged with equal weights, but batches differ by an event or so.

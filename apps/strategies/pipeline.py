@@ -58,8 +58,8 @@ class Pipeline(InParts):
         inputs = self.preview.example(self._size).inputs
         with self.experiment.autocast(torch.device("cpu")):  # what passes on is in that precision
             self._traced = stages.trace(self.networks["model"], inputs)
-            cuts = topology.from_first(lambda: self._cuts(num_stages, inputs))
-            parts = stages.stages(self._traced, cuts)
+            self._cuts = topology.from_first(lambda: self._cut(num_stages, inputs))
+            parts = stages.stages(self._traced, self._cuts)
             shapes = stages.examples(self._traced, parts, inputs)
         stage = parts[self._number]
         plan = topology.from_first(lambda: self._plans(parts, inputs))[self._number]
@@ -83,7 +83,13 @@ class Pipeline(InParts):
         )
         self.make_optimizers()
 
-    def _cuts(self, num_stages: int, inputs: Any) -> list[int]:
+    def choices(self) -> dict[str, Any]:
+        return {"cuts": self._cuts}
+
+    def _cut(self, num_stages: int, inputs: Any) -> list[int]:
+        before = self.preview.chosen.get("cuts")
+        if before is not None and len(before) == num_stages - 1:
+            return before
         names = self.training.split.stages
         if names:
             return stages.cut_at(self._traced, names, num_stages)

@@ -362,7 +362,12 @@ def costs(traced: Traced, inputs: Inputs) -> list[float]:
     return [clock.seconds.get(node, 0.0) for node in traced.nodes]
 
 
-def cut(traced: Traced, costs: Sequence[float], num_stages: int) -> list[int]:
+def cut(
+    traced: Traced,
+    costs: Sequence[float],
+    num_stages: int,
+    asked_by: str = "layout.ranks_per_worker",
+) -> list[int]:
     """The cuts that make the slowest stage fastest, and of these the ones that send least.
 
     Every stage gets a parameter to train. Two calls with the same arguments give the same.
@@ -380,6 +385,7 @@ def cut(traced: Traced, costs: Sequence[float], num_stages: int) -> list[int]:
     slowest, _ = _divide(places, num_stages, time, max)
     if slowest == inf:
         raise _too_many(
+            asked_by,
             num_stages,
             most=sum(_divide(places, fewer, time, max)[0] < inf for fewer in range(1, num_stages)),
         )
@@ -424,11 +430,11 @@ def cut_at(traced: Traced, modules: Sequence[str], num_stages: int) -> list[int]
     return cuts
 
 
-def _too_many(num_stages: int, most: int) -> N3LOError:
+def _too_many(asked_by: str, num_stages: int, most: int) -> N3LOError:
     if most == 0:
         return N3LOError("the model has no parameters to train")
     return N3LOError(
-        f"layout.ranks_per_worker: {num_stages} stages, but this model can be cut into at most "
+        f"{asked_by}: {num_stages} stages, but this model can be cut into at most "
         f"{most}, each with parameters to train and only tensors passing on; "
         f"take {most}{' or fewer' if most > 1 else ''}"
     )
