@@ -216,7 +216,7 @@ class Split(Section):
     micro_batches: int = 4  # of pipeline: parts of a batch that follow each other
     stages: list[str] = field(default_factory=list)  # layers that begin one; [] = by measured cost
     tensor: dict[str, str] = field(default_factory=dict)  # {"phi.*" = "column"}; {} = found out
-    unit_parameters: int = 100_000  # of sharded: layers of at least so many are fetched alone
+    unit_parameters: int = 1_000_000  # of sharded: layers of at least so many are fetched alone
 
     def __post_init__(self) -> None:
         for name in ("micro_batches", "unit_parameters"):

@@ -123,6 +123,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     stopped = stop_reason(training, rows)
     while stopped is None:
         epoch = start_epoch + len(rows) + 1
+        topology.comm.Barrier()  # or others would take rank 0's saving for slow communication
         start = time.perf_counter()
         seed_torch(task.seed, epoch, strategy.seed_key)  # so no generator's state is saved
         lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]

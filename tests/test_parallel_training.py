@@ -144,7 +144,7 @@ SEEDS = (11, 12, 13)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Launches:
-    """All trainings of this file, but for those that are compiled."""
+    """All trainings of this file; each launch begins when one of its trainings is asked for."""
     launches = Launches(tmp_path_factory.mktemp("parallel") / "tasks", AFTER)
     file = classes_h5(launches.root.parent / "events.h5")
     add_ways(launches, file)

@@ -200,7 +200,7 @@ COMMANDS = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
     "plan": (_plan, "show trials, tasks and launch lines; run nothing", _RUN),
     "status": (_status, "how far a study is", []),
-    "report": (_report, "best trials, failures, cost", []),
+    "report": (_report, "best trials, failures, scaling, cost", []),
     "export": (_export, "write the ledger as a table", [_export_options]),
     "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
 }

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from apps.contract import N3LOError
 from apps.data import Batch, Epoch
 from apps.strategies.base import Strategy
 
@@ -20,11 +19,6 @@ class Local(Strategy):
     """One update after the other, each by the mean gradient of all that share it."""
 
     def connect(self) -> None:
-        if self.topology.num_ranks > 1:
-            raise N3LOError(
-                f"training.strategy: 'local' trains on one rank, but the layout has "
-                f"{self.topology.num_ranks}; set it to 'allreduce'"
-            )
         self.prepare_networks()
         self.place_networks()
         self.make_optimizers()

@@ -52,6 +52,10 @@ class Pipeline(InParts):
         )
         _, self._number, self._part = self._mesh.get_coordinate()
 
+        # NCCL needs to know a group before the first of its ranks sends to another.
+        group = self._mesh["stages"].get_group()
+        dist.all_reduce(torch.zeros(1, device=topology.device), group=group)
+
         # All parts of a batch are of one size: smaller batches are filled up.
         self._num_micro = settings.micro_batches
         self._size = -(-self.preview.largest_batch // self._num_micro)
@@ -74,7 +78,7 @@ class Pipeline(InParts):
             topology.device,
             input_args=shapes[self._number],
             output_args=shapes[self._number + 1],
-            group=self._mesh["stages"].get_group(),
+            group=group,
         )
         timed.clock = self.clock
         self._stage = timed
