@@ -100,19 +100,21 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     experiment = Supervised(build_model(task.model), training)
     check_metric_names(task, experiment.metrics)
     saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
+    begins = saved is None
+    if begins and task.start is not None:
+        saved, own = load(topology, lambda: checkpoint.load_start(training, task.start))
     preview = data.preview(saved["chosen"] if saved is not None else None)
     strategy = strategies.create(training, experiment, topology, preview)
 
     # where an earlier attempt was killed, or where another task ended
     start_epoch, clocks = 0, Clocks()
     rows: list[Row] = []
-    if saved is not None:
+    if not begins:
         start_epoch, rows, clocks = saved["start_epoch"], saved["rows"], Clocks(**saved["clocks"])
         strategy.choose_own(saved["states"], own)
         strategy.restore(saved["states"])
         strategy.load_own_state(own)
     elif task.start is not None:
-        saved, own = load(topology, lambda: checkpoint.load_start(training, task.start))
         start_epoch = saved["rows"][-1]["epoch"]
         strategy.choose_own(saved["states"], own)
         if checkpoint.go_on(task, saved, strategy):

@@ -62,7 +62,7 @@ class Pipeline(InParts):
         inputs = self.preview.example(self._size).inputs
         with self.experiment.autocast(torch.device("cpu")):  # what passes on is in that precision
             self._traced = stages.trace(self.networks["model"], inputs)
-            self._cuts = topology.from_first(lambda: self._cut(num_stages, inputs))
+            self._cuts = topology.from_first(lambda: self._choose_cuts(num_stages, inputs))
             parts = stages.stages(self._traced, self._cuts)
             shapes = stages.examples(self._traced, parts, inputs)
         stage = parts[self._number]
@@ -88,12 +88,13 @@ class Pipeline(InParts):
         self.make_optimizers()
 
     def choices(self) -> dict[str, Any]:
-        return {"cuts": self._cuts}
+        return {"cuts": self._cuts, "num_nodes": len(self._traced.nodes)}
 
-    def _cut(self, num_stages: int, inputs: Any) -> list[int]:
-        before = self.preview.chosen.get("cuts")
-        if before is not None and len(before) == num_stages - 1:
-            return before
+    def _choose_cuts(self, num_stages: int, inputs: Any) -> list[int]:
+        before = self.preview.chosen
+        same_model = before.get("num_nodes") == len(self._traced.nodes)
+        if same_model and len(before["cuts"]) == num_stages - 1:
+            return before["cuts"]
         names = self.training.split.stages
         if names:
             return stages.cut_at(self._traced, names, num_stages)
