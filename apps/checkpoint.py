@@ -114,7 +114,8 @@ def settings_of(task: TrainTask) -> dict[str, Any]:
     central = training.strategy in CENTRAL
     layout = [task.ranks.total, task.layout.num_masters, task.layout.sub_masters]
     pieces = [training.strategy, training.exchange.transport, *layout] if central else None
-    reduction = [training.backend, *dataclasses.astuple(training.reduction), task.ranks.total]
+    ranks = [task.ranks.workers, task.ranks.per_worker]
+    reduction = [training.backend, *dataclasses.astuple(training.reduction), *ranks]
     return {
         "optimizer": task.optimizer,
         "schedule": [training.phases, training.schedule_per],
@@ -124,7 +125,21 @@ def settings_of(task: TrainTask) -> dict[str, Any]:
     }
 
 
-def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> bool:
+def own_fits(task: TrainTask, saved: Mapping[str, Any]) -> bool:
+    """Whether what ranks of another task had of their own can be that of this task's ranks."""
+    return bool(settings_of(task)["own"] == saved["settings"]["own"])
+
+
+def on_host(content: Any) -> Any:
+    """The same with all tensors on the CPU, as a file and other ranks shall have them."""
+    if isinstance(content, torch.Tensor):
+        return content.cpu()
+    if isinstance(content, dict):
+        return {name: on_host(value) for name, value in content.items()}
+    return [on_host(value) for value in content] if isinstance(content, list) else content
+
+
+def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None:
     """Bring everything to the state that another task ended in, as far as the settings are alike.
 
     With the same optimizer and scheduler that is all of it, to the bit. Otherwise this task's
@@ -135,9 +150,6 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> bool
     Args:
         saved: from `load_start`.
         strategy: of this task, new.
-
-    Returns:
-        Whether what its ranks had of their own fits, too: they share the training in the same way.
 
     Raises:
         ParentGone: the networks have other shapes.
@@ -152,7 +164,7 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> bool
         ) from error
     if saved["settings"] == settings:
         strategy.restore(states)
-        return True
+        return
     alike = settings["form"] == saved["settings"]["form"] and (
         _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
     )
@@ -176,7 +188,6 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> bool
             scheduler = strategy.schedulers[name]
             state = _moved(scheduler.state_dict(), states["schedulers"][name])
             scheduler.load_state_dict({**state, "_last_lr": [lr]})
-    return settings["own"] == saved["settings"]["own"]
 
 
 def _moved(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

@@ -389,7 +389,7 @@ def batches_of_update(training: Training, layout: Layout) -> int:
         return together * ranks.per_worker
     if averages_weights(training):
         return ranks.per_worker * training.accumulate
-    return ranks.readers * training.accumulate
+    return (training.lanes or ranks.readers) * training.accumulate
 
 
 def averages_weights(training: Training) -> bool:

@@ -409,7 +409,7 @@ class FoldBatches:
     def ahead(self, items: Iterator[list[np.ndarray]]) -> Iterator[list[Array]]:
         """The same arrays, read beside the training where that takes time.
 
-        For a GPU they lie in pinned memory, from which it can fetch them beside its work.
+        For a GPU they lie in pinned memory, so that the process need not wait for the copy.
         """
         if self.device.type == "cuda":
             return read_ahead(map(_pinned, items), BATCHES_AHEAD)

@@ -53,6 +53,7 @@ class Supervised:
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self._training = training
         self._half = PRECISIONS.get(training.precision)
+        self.device = torch.device("cpu")  # where losses are; a strategy sets it
         self._loss = _loss(training.loss)
         self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
 
@@ -63,8 +64,7 @@ class Supervised:
 
     def no_sums(self) -> torch.Tensor:
         """Sum and count of each metric before the first batch, (metrics, 2)."""
-        device = _device_of(self.networks["model"])
-        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=device)
+        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=self.device)
 
     def optimizers(
         self, parameters: Mapping[str, Sequence[nn.Parameter]] | None = None
@@ -98,18 +98,21 @@ class Supervised:
 
         `networks` are this experiment's own, perhaps wrapped by a strategy.
         """
-        outputs = self.forward(networks["model"], batch.inputs)
-        loss = self.loss(outputs, batch.targets)
-        yield Update("model", loss, self.sums(loss, outputs, batch))
+        yield self._update(networks["model"], batch)  # which keeps no outputs alive
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Sum and count of each metric, (metrics, 2)."""
         outputs = self.forward(self.networks["model"], batch.inputs)
         return self.sums(self.loss(outputs, batch.targets), outputs, batch)
 
+    def _update(self, model: nn.Module, batch: Batch) -> Update:
+        outputs = self.forward(model, batch.inputs)
+        loss = self.loss(outputs, batch.targets)
+        return Update("model", loss, self.sums(loss, outputs, batch))
+
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         """What the model gives, in the precision of the study; in float32 for the loss."""
-        with self.autocast(_device_of(model)):
+        with self.autocast(self.device):
             outputs = call(model, inputs)
         return float32(outputs)
 
@@ -142,10 +145,6 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list) else model(inputs)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def float32(values: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from operator import attrgetter
 from types import SimpleNamespace
 
-from apps.contract import CENTRAL, Layout, Ranks, Training, ranks_of, require
+from apps.contract import CENTRAL, Layout, Training, ranks_of, require
 
 # All other optimizers work element by element.
 NEED_WHOLE_LAYERS = frozenset({"muon", "adafactor", "soap", "shampoo", "scalableshampoo", "kron"})
@@ -89,7 +89,7 @@ def _rules(training: Training, layout: Layout) -> Iterator[Rule]:
     if training.strategy == "pipeline":
         yield from _of_the_stages(training, layout)
     if training.strategy == "allreduce":
-        yield from _of_the_reduction(training, ranks_of(training, layout))
+        yield from _of_the_reduction(training, layout)
     if training.strategy in CENTRAL:
         yield from _of_the_exchange(training, layout)
 
@@ -132,6 +132,11 @@ def _of_the_model(training: Training, layout: Layout) -> Iterator[Rule]:
         f"the workers of '{strategy}' do not wait for each other; use 'allreduce' or 'sharded', or "
         "leave it out",
         training.sync_batchnorm and strategy in CENTRAL,
+    )
+    yield (
+        "training.sync_batchnorm",
+        "needs layout.gpus_per_rank of 0 or 1; take more ranks, or leave it out",
+        training.sync_batchnorm and layout.gpus_per_rank > 1,
     )
     yield (
         "training.recompute",
@@ -254,8 +259,8 @@ def _of_updates(training: Training) -> Iterator[Rule]:
         )
 
 
-def _of_the_reduction(training: Training, ranks: Ranks) -> Iterator[Rule]:
-    reduction, backend = training.reduction, training.backend
+def _of_the_reduction(training: Training, layout: Layout) -> Iterator[Rule]:
+    reduction, backend, ranks = training.reduction, training.backend, ranks_of(training, layout)
     compression = reduction.compression
     yield (
         "training.reduction.compression",
@@ -288,6 +293,11 @@ def _of_the_reduction(training: Training, ranks: Ranks) -> Iterator[Rule]:
         "training.reduction.hierarchical",
         "workers that average their weights (average_every) do not average gradients; choose one",
         reduction.hierarchical and reduction.average_every > 1,
+    )
+    yield (
+        "training.reduction.average_every",
+        "needs layout.gpus_per_rank of 0 or 1: weights are averaged in one piece",
+        reduction.average_every > 1 and layout.gpus_per_rank > 1,
     )
     adasum = reduction.operation == "adasum"
     yield (

@@ -116,9 +116,10 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         strategy.load_own_state(own)
     elif task.start is not None:
         start_epoch = saved["rows"][-1]["epoch"]
+        own = own if checkpoint.own_fits(task, saved) else {}
         strategy.choose_own(saved["states"], own)
-        if checkpoint.go_on(task, saved, strategy):
-            strategy.load_own_state(own)
+        checkpoint.go_on(task, saved, strategy)
+        strategy.load_own_state(own)
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -133,6 +134,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         # train: metrics are (sum, count) pairs, so they add up over batches and ranks
         experiment.train(True)
         sums = strategy.train(data.training(epoch))
+        clocks.read(topology.device)  # a GPU may be at work still
         with strategy.clock.waiting("idle"):
             topology.comm.Barrier()  # all ranks have ended the epoch
         sums = strategy.sum(sums)
@@ -161,7 +163,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         rows.append(row)
         stopped = stop_reason(training, rows)
 
-        states, own_states = strategy.states(), topology.gather(strategy.own_state())
+        states = strategy.states()
+        own_states = topology.gather(checkpoint.on_host(strategy.own_state()))
         if topology.is_first:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:

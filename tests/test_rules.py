@@ -301,6 +301,12 @@ BROKEN: list[tuple[Values, Values, str]] = [
         "not average gradients; choose one",
     ),
     (
+        {**LOCAL_SGD, "layout.gpus_per_rank": 2},
+        {"layout.gpus_per_rank": 1},
+        "training.reduction.average_every: needs layout.gpus_per_rank of 0 or 1: weights are "
+        "averaged in one piece",
+    ),
+    (
         {**DDP, "reduction.operation": "adasum"},
         {"backend": "horovod"},
         "training.reduction.operation: 'adasum' is Horovod's; set training.backend = 'horovod'",

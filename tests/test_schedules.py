@@ -221,6 +221,8 @@ BATCHES: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({"strategy": "allreduce", "accumulate": 4}, {"num_workers": 2, "ranks_per_worker": 3}, 24),
     ({"strategy": "sharded"}, {"num_workers": 2, "ranks_per_worker": 3}, 6),
     ({"strategy": "sharded", "accumulate": 2}, {"ranks_per_worker": 4}, 8),
+    # a rank that reads as two would
+    ({"strategy": "allreduce", "lanes": 4, "accumulate": 3}, {"num_workers": 2}, 12),
     # the ranks of a worker train on one batch
     ({"strategy": "tensor"}, {"num_workers": 2, "ranks_per_worker": 3}, 2),
     ({"strategy": "tensor", "accumulate": 5}, {"num_workers": 2, "ranks_per_worker": 3}, 10),

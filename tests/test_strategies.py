@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_optimizer import LARS
+from pytorch_optimizer import LARS, Lamb
 from torch.nn.functional import cross_entropy
 from training_helpers import classes_h5, launch, make_task, train_all, write_task
 
 from apps.contract import Layout, Training, from_dict, ranks_of
+from apps.strategies.sharded import units
 
 pytestmark = pytest.mark.mpi
 
@@ -58,6 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clip": {"optimizer": {"name": "sgd", "lr": 0.5}, "clip_norm": 0.05},
     "accumulate": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}, "accumulate": 2},
     "lars": {"optimizer": {"name": "lars", "lr": 20.0, "weight_decay": 0.01}},
+    "lamb": {"optimizer": {"name": "lamb", "lr": 0.05, "pre_norm": True}},
     "batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}},
     "sync_batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}, "sync_batchnorm": True},
 }
@@ -69,9 +71,11 @@ OF_SETTING = {
     "clip": list(WAYS),
     "accumulate": NO_PIPELINE,
     "lars": SCALES_LAYERS,
+    "lamb": ["local", "horovod", "ddp"],
     "batch_norm": ["horovod", "ddp", "copies"],
     "sync_batch_norm": NO_PIPELINE,
 }
+MAKE = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lars": LARS, "lamb": Lamb}
 CASES = [(way, name) for name, ways in OF_SETTING.items() for way in ways]
 EXACT = [case for case in CASES if case[1] != "batch_norm"]
 
@@ -128,8 +132,7 @@ def reference(name: str) -> tuple[torch.nn.Module, float]:
     hidden = torch.nn.BatchNorm1d(4) if "batch_norm" in name else torch.nn.Tanh()
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), hidden, torch.nn.Linear(4, 3))
     settings = dict(SETTINGS[name]["optimizer"])
-    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lars": LARS}[settings.pop("name")]
-    optimizer = make(model.parameters(), **settings)
+    optimizer = MAKE[settings.pop("name")](model.parameters(), **settings)
     x, y = events()
     total = 0.0
     for _ in range(STEPS):
@@ -213,6 +216,29 @@ def test_two_ranks_train_as_one_rank_that_reads_in_two_lanes(tmp_path):
     for other in others:
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6)
+
+
+class Attention(torch.nn.Module):
+    """Reads the weights of a layer that it does not call, and those of another twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, _ = self.attention(x, x, x)
+        return self.head(self.second(self.first(x)))
+
+
+def test_layers_are_put_together_where_they_are_called_as_a_whole():
+    network = Attention()
+    found = units(network, torch.rand(2, 4, 8), least=20)
+    assert found == [network.attention, network.head]
+    assert units(network, torch.rand(2, 4, 8), least=1000) == []
 
 
 def test_a_missing_horovod_names_the_way_out(tmp_path):

@@ -448,6 +448,23 @@ def test_an_optimizer_that_cannot_use_the_old_moments_begins_anew(tmp_path, befo
     new.train(2)
 
 
+@pytest.mark.parametrize(("layout", "reduction", "fits"), [
+    ({"num_workers": 2, "ranks_per_worker": 2}, {"average_every": 4}, True),
+    ({"num_workers": 4}, {"average_every": 4}, False),
+    ({"num_workers": 2, "ranks_per_worker": 2}, {}, False),
+])  # fmt: skip
+def test_what_ranks_had_of_their_own_stays_with_ranks_that_share_alike(layout, reduction, fits):
+    """Moments of one local SGD are no other ranks' moments: their weights would part."""
+
+    def task(layout: dict, reduction: dict) -> TrainTask:
+        training = {"strategy": "allreduce", "reduction": reduction}
+        return make_task([Path("a.h5")], training=training, layout=layout)
+
+    old = task({"num_workers": 2, "ranks_per_worker": 2}, {"average_every": 4})
+    saved = {"settings": checkpoint.settings_of(old)}
+    assert checkpoint.own_fits(task(layout, reduction), saved) is fits
+
+
 def test_networks_of_another_shape_do_not_fit_the_state(tmp_path):
     old, new = Going(MOMENTUM), Going(MOMENTUM, width=5)
     old.train(1)

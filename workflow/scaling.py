@@ -23,7 +23,14 @@ STRATEGY = "training.strategy"
 COUNTS = ("num_workers", "ranks_per_worker", "ranks_per_stage", "num_masters")
 BATCH = ("training.batch_size", "training.accumulate")
 # What the layout and the batch of an update follow from.
-DECIDE = ("layout.", STRATEGY, *BATCH, "training.exchange.", "training.reduction.")
+DECIDE = (
+    "layout.",
+    STRATEGY,
+    *BATCH,
+    "training.lanes",
+    "training.exchange.",
+    "training.reduction.",
+)
 
 
 def described(tasks: pd.DataFrame, study: Study) -> pd.DataFrame:

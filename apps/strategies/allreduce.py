@@ -66,11 +66,14 @@ class AllReduce(Local):
                 self._average_weights(network)
 
     def _average_weights(self, name: str) -> None:
-        parameters = list(self.experiment.networks[name].parameters())
+        network = self.experiment.networks[name]
+        parameters = [each for each in network.parameters() if each.requires_grad]
         with torch.no_grad(), self.clock.waiting("communication"):
-            flat = nn.utils.parameters_to_vector(parameters)
+            flat = torch.cat([each.reshape(-1) for each in parameters])
             self.average_over_all(flat)
-            nn.utils.vector_to_parameters(flat, parameters)
+            means = flat.split([each.numel() for each in parameters])
+            for parameter, mean in zip(parameters, means, strict=True):
+                parameter.copy_(mean.view_as(parameter))
         self._sent += flat.nbytes
 
     _sent = 0  # bytes of weights
@@ -87,15 +90,20 @@ class AllReduce(Local):
         sent = self.topology.comm.allreduce(self.sent_bytes() - self._sent_before)
         return {"sent_bytes": sent // self.topology.num_ranks}
 
-    # Between two averages of weights, each worker's optimizer has moments of its own.
+    # Between two averages of weights, each worker's optimizer has moments of its own, and in half
+    # precision a scale of its own.
 
     def own_state(self) -> dict[str, Any]:
         if self._every == 1 or self.topology.is_first:
             return {}
-        return {"optimizers": {name: each.state_dict() for name, each in self.optimizers.items()}}
+        return {
+            kind: {name: each.state_dict() for name, each in self.parts[kind].items()}
+            for kind in ("optimizers", "scalers")
+        }
 
     def choose_own(self, states: dict[str, Any], own: dict[str, Any]) -> None:
-        states["optimizers"].update(own.get("optimizers", {}))
+        for kind in ("optimizers", "scalers"):
+            states[kind].update(own.get(kind, {}))
 
 
 class Horovod(AllReduce):
@@ -121,13 +129,19 @@ class Horovod(AllReduce):
         # Networks may share names of parameters, but all of Horovod's names must differ.
         parameters = self.networks[network].named_parameters()
         named = [(f"{network}.{key}", each) for key, each in parameters]
-        return self._hvd.DistributedOptimizer(
-            self.optimizers[network],
+        plain = self.optimizers[network]
+        averaging = self._hvd.DistributedOptimizer(
+            plain,
             named_parameters=named,
             compression=self._compression,
             backward_passes_per_step=self.training.accumulate,
             process_set=self._step_set,
         )
+        # It is made anew from the parameter groups alone; some optimizers keep settings elsewhere.
+        for name, value in vars(plain).items():
+            if not name.startswith("_") and name not in ("param_groups", "state", "defaults"):
+                setattr(averaging, name, value)
+        return averaging
 
     @property
     def _compression(self) -> Any:
@@ -146,8 +160,9 @@ class Horovod(AllReduce):
                 self._combine(network)
             else:
                 self.optimizers[network].synchronize()
-        width = 2 if self._compression is self._hvd.Compression.fp16 else 4
-        self._sent += width * sum(each.numel() for each in self._trained(network).values())
+        half = self._compression is self._hvd.Compression.fp16
+        for each in self._trained(network).values():
+            self._sent += each.numel() * (2 if half else each.element_size())
 
     def _combine(self, network: str) -> None:
         """Adasum of the gradients (Maleki et al. 2021, arXiv:2006.02924), layer by layer.

@@ -32,6 +32,7 @@ class Strategy:
         preview: Preview,
     ) -> None:
         self.experiment = experiment
+        experiment.device = topology.device
         self.topology = topology
         self.training = training
         self.preview = preview
@@ -72,8 +73,6 @@ class Strategy:
                 networks[name] = synchronise(network, self.sum_in_step)
             if training.recompute:
                 recompute(networks[name], training.recompute)
-            if training.compile:
-                networks[name].compile()
 
     def place_networks(self) -> None:
         """Put the networks where they compute."""
@@ -83,6 +82,8 @@ class Strategy:
                 spread(network, devices, self.preview.example(2).inputs)
             else:
                 network.to(self.topology.device)
+            if self.training.compile:
+                network.compile()
 
     def same_start(self) -> None:
         """Give all ranks the weights of the first; collective."""

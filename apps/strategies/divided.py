@@ -65,9 +65,19 @@ class Divided(Local):
         """What all parts of a network have by name, on the first rank; collective."""
         return own
 
+    @property
+    def speaks(self) -> bool:
+        """Whether a checkpoint has this rank's parts; others only help to put them together."""
+        return self.topology.is_first
+
+    def _on_host(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.cpu() if self.speaks else value.new_empty(0, device="cpu")
+
     def _network_state(self, name: str) -> Tensors:
         own = self.networks[name].state_dict()
-        found = self.merged({key: whole(value).cpu().clone() for key, value in own.items()})
+        found = self.merged({key: self._on_host(whole(value)) for key, value in own.items()})
         return {key: found[key] for key in self._whole_shapes[name] if key in found}
 
     def _optimizer_state(self, name: str) -> dict[str, Any]:
@@ -75,7 +85,8 @@ class Divided(Local):
         parameters = dict(self.networks[name].named_parameters())
         of_names = {
             names[index]: {
-                key: _whole_moment(value, parameters[names[index]]) for key, value in state.items()
+                key: self._on_host(_whole_moment(value, parameters[names[index]]))
+                for key, value in state.items()
             }
             for index, state in saved["state"].items()
         }
@@ -129,5 +140,4 @@ def _trained(network: nn.Module) -> list[str]:
 def _whole_moment(value: Any, parameter: nn.Parameter) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    like = None if isinstance(value, DTensor) else parameter
-    return whole(value, like).cpu().clone()
+    return whole(value, None if isinstance(value, DTensor) else parameter)

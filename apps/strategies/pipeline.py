@@ -91,13 +91,13 @@ class Pipeline(InParts):
         return {"cuts": self._cuts, "num_nodes": len(self._traced.nodes)}
 
     def _choose_cuts(self, num_stages: int, inputs: Any) -> list[int]:
+        names = self.training.split.stages
+        if names:
+            return stages.cut_at(self._traced, names, num_stages)
         before = self.preview.chosen
         same_model = before.get("num_nodes") == len(self._traced.nodes)
         if same_model and len(before["cuts"]) == num_stages - 1:
             return before["cuts"]
-        names = self.training.split.stages
-        if names:
-            return stages.cut_at(self._traced, names, num_stages)
         return stages.cut(self._traced, stages.costs(self._traced, inputs), num_stages)
 
     def _plans(self, parts: list[nn.Module], inputs: Any) -> list[dict[str, str]]:
@@ -108,7 +108,8 @@ class Pipeline(InParts):
         values: Any = stages.positional(self._traced, inputs)
         plans = []
         for part in parts:
-            names = [name for name, _ in part.named_modules()]
+            modules = part.named_modules()
+            names = [name for name, each in modules if isinstance(each, nn.Linear | nn.Embedding)]
             own = {pattern: style for pattern, style in given.items() if filter(names, pattern)}
             has_some = not given or own
             plans.append(found_plan(part.eval(), list(values), num_ranks, own) if has_some else {})
@@ -136,9 +137,8 @@ class Pipeline(InParts):
         """Send a batch through the stages; sums of the metrics on the last one."""
         self._batch, self._sums = batch, self.experiment.no_sums()
         rows = torch.arange(self._size * self._num_micro)
-        inputs = stages.positional(self._traced, batch.inputs)
-        filled = [each[(rows % batch.num_events).to(each.device)] for each in inputs]
-        arguments = filled if self._stage.is_first else []
+        inputs = stages.positional(self._traced, batch.inputs) if self._stage.is_first else ()
+        arguments = [each[(rows % batch.num_events).to(each.device)] for each in inputs]
         target = {"target": rows} if self._stage.is_last else {}
         start = self.clock.mark()
         self._stage.waits_since = start
@@ -189,9 +189,12 @@ class Pipeline(InParts):
                 dist.all_reduce(buffer, group=group)
                 buffer /= group.size()
 
+    @property
+    def speaks(self) -> bool:
+        return self.topology.place.worker == 0 and self._part == 0
+
     def merged(self, own: dict[str, Any]) -> dict[str, Any]:
-        speaks = self.topology.place.worker == 0 and self._part == 0
-        gathered = self.topology.gather(own if speaks else {})
+        gathered = self.topology.gather(own if self.speaks else {})
         return {name: value for part in gathered.values() for name, value in part.items()}
 
     def close(self) -> None:
