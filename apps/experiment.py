@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
@@ -341,7 +340,7 @@ def make_optimizer(settings: dict[str, Plain], parameters: Iterable[nn.Parameter
         # Not imported before it is needed: that takes half a second.
         offered = importlib.import_module("pytorch_optimizer")
         choices = OPTIMIZERS | {name.lower(): getattr(offered, name) for name in LARGE_BATCH}
-        if any(isinstance(each, DTensor) for each in trained):
+        if any(hasattr(each, "full_tensor") for each in trained):  # DTensor: dear to import
             settings = {"foreach": False, **settings}  # their foreach takes no weights in parts
     return _make("training.optimizer", settings, choices, "params", trained)
 

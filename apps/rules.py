@@ -231,6 +231,11 @@ def _of_updates(training: Training) -> Iterator[Rule]:
         f"'{strategy}' has no common count of updates; use 'epoch'",
         training.schedule_per == "update" and strategy in CENTRAL,
     )
+    yield (
+        "training.schedule_per",
+        "there is no schedule; set training.scheduler, or leave it out",
+        training.schedule_per == "update" and not training.phases,
+    )
     several = len(training.phases) > 1
     for phase in training.phases:
         name, epochs = _plain(phase["name"]), phase.get("epochs", 1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from central_helpers import Trained
 from torch import nn
 from torch.nn.functional import cross_entropy
 from training_helpers import launch_environment, launch_line, make_task, write_task
 
-from apps.contract import TaskPaths, TrainResult, TrainTask, read_json_lines
+from apps.contract import TaskPaths, TrainTask
 from apps.data import prepare, validates
 from apps.hdf5 import Reader
 
@@ -116,26 +116,6 @@ def small_task(file: Path, model: type[nn.Module] = Tagger, **sections: Any) -> 
     source = {"source": f"{Path(__file__)}:{model.__name__}", "args": sections.pop("args", {})}
     training = {"select": "last", **sections.pop("training", {})}
     return make_task([file], model=source, training=training, **sections)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A training that has ended."""
-
-    task: TrainTask
-    paths: TaskPaths
-
-    @property
-    def result(self) -> TrainResult:
-        return TrainResult.read(self.paths.result)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return read_json_lines(self.paths.history)
-
-    @property
-    def weights(self) -> dict[str, torch.Tensor]:
-        return torch.load(self.paths.weights)
 
 
 class Launches:

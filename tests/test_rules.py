@@ -301,6 +301,11 @@ BROKEN: list[tuple[Values, Values, str]] = [
         "not average gradients; choose one",
     ),
     (
+        {"schedule_per": "update"},
+        {"scheduler": {"name": "exponential_lr", "gamma": 0.9}},
+        "training.schedule_per: there is no schedule; set training.scheduler, or leave it out",
+    ),
+    (
         {**LOCAL_SGD, "layout.gpus_per_rank": 2},
         {"layout.gpus_per_rank": 1},
         "training.reduction.average_every: needs layout.gpus_per_rank of 0 or 1: weights are "

@@ -45,6 +45,7 @@ from apps.contract import (
 from apps.data import Preview
 from apps.experiment import Supervised, step_scheduler
 from apps.history import Diverged, check_finite, selected_row, stop_reason
+from apps.strategies.allreduce import AllReduce
 from apps.strategies.local import Local
 
 # A model with all that a resumed training could get wrong; it can kill itself in a given step.
@@ -463,6 +464,14 @@ def test_what_ranks_had_of_their_own_stays_with_ranks_that_share_alike(layout, r
     old = task({"num_workers": 2, "ranks_per_worker": 2}, {"average_every": 4})
     saved = {"settings": checkpoint.settings_of(old)}
     assert checkpoint.own_fits(task(layout, reduction), saved) is fits
+
+
+def test_allreduce_goes_on_from_a_strategy_that_scales_no_loss():
+    """The state of a training with masters has no loss scales, and its moments do not fit."""
+    states = {"networks": {}, "optimizers": {"model": {"state": {}}}, "schedulers": {}}
+    kept = {kind: dict(members) for kind, members in states.items()}
+    AllReduce.choose_own(SimpleNamespace(), states, {})
+    assert states == kept
 
 
 def test_networks_of_another_shape_do_not_fit_the_state(tmp_path):

@@ -102,8 +102,8 @@ class AllReduce(Local):
         }
 
     def choose_own(self, states: dict[str, Any], own: dict[str, Any]) -> None:
-        for kind in ("optimizers", "scalers"):
-            states[kind].update(own.get(kind, {}))
+        for kind in own.keys() & {"optimizers", "scalers"}:
+            states[kind].update(own[kind])
 
 
 class Horovod(AllReduce):

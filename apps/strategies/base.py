@@ -15,7 +15,6 @@ from apps.data import Batch, Epoch, Preview
 from apps.experiment import Supervised, step_scheduler
 from apps.normalise import synchronise
 from apps.recompute import recompute
-from apps.strategies.devices import spread
 from apps.topology import Topology
 
 States = Mapping[str, Mapping[str, Any]]  # of networks, optimizers, ..., each by name
@@ -79,6 +78,8 @@ class Strategy:
         devices = self.topology.devices
         for network in self.networks.values():
             if len(devices) > 1:
+                from apps.strategies.devices import spread  # torch.fx takes its time
+
                 spread(network, devices, self.preview.example(2).inputs)
             else:
                 network.to(self.topology.device)
