@@ -29,7 +29,9 @@ from apps.contract import (
 )
 
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
 _PR_SET_PDEATHSIG = 1
+_HUNG = 1  # taken as the exit status of a job that said how it ended and did not end
 
 
 def run_training(
@@ -130,11 +132,30 @@ def _execute(
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
-            return process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            return _wait(process, paths, limit_s)
         finally:
             _end_session(process)
+
+
+def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, limit_s: float) -> int | None:
+    """The exit code; None if it ran too long.
+
+    One that has said how it went is not waited for much longer: an mpirun that outlives ranks
+    locks itself now and then when several abort at once, and MPI_Finalize may wait for the dead.
+    """
+    deadline = time.monotonic() + limit_s
+    had_said = False
+    while True:
+        left_s = deadline - time.monotonic()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=max(0.0, min(END_GRACE_S, left_s)))
+        has_said = paths.result.exists() or paths.failure.exists()
+        is_over = left_s <= END_GRACE_S
+        if has_said and (had_said or is_over):
+            return _HUNG
+        if is_over:
+            return None
+        had_said = has_said
 
 
 def _die_with_parent() -> None:

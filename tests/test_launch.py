@@ -161,6 +161,24 @@ def test_a_job_past_its_time_is_ended_with_all_its_processes(tmp_path, monkeypat
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+@pytest.mark.parametrize("said", ["failure", "result"])
+def test_a_job_that_said_how_it_went_and_hangs_in_its_end_is_ended(tmp_path, monkeypatch, said):
+    """As an mpirun that outlives ranks does when several of them abort at once."""
+    monkeypatch.setattr(launch, "END_GRACE_S", 0.3)
+    task = make_task(walltime_min=1)
+    made = {
+        "failure": Failure(reason="exception", message="MPI_ERR_PROC_FAILED", rank=1),
+        "result": make_result(task),
+    }[said]
+    made.write(tmp_path / "made.json")
+    shell = f"cp {tmp_path}/made.json {tmp_path}/t/{said}.json; echo $$ > {tmp_path}/pid; sleep 100"
+    if said == "failure":
+        assert failure_of(task, tmp_path / "t", shell) == made
+    else:
+        assert run(task, tmp_path / "t", shell) == dataclasses.asdict(made)
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
 def test_a_killed_worker_takes_its_job_along(tmp_path):
     worker = subprocess.Popen(
         [sys.executable, "-c",
