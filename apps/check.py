@@ -160,7 +160,7 @@ def over_gpus(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
     if task.layout.gpus_per_rank > 1:
         from apps.strategies import stages
 
-        traced = stages.trace(experiment.networks["model"], inputs)
+        traced = stages.trace(experiment.networks["model"], inputs, stages.GPUS)
         stages.cut(traced, _no_costs(traced), task.layout.gpus_per_rank, "layout.gpus_per_rank")
 
 
@@ -185,17 +185,33 @@ def in_stages(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
     else:
         stages.cut(traced, _no_costs(traced), num_stages)
     if ranks.per_stage > 1:
-        _plan(task, experiment, inputs, ranks.per_stage)
+        _plan(task, experiment, inputs, ranks.per_stage, asked_by="layout.ranks_per_stage")
 
 
-DIVIDE = {"local": over_gpus, "allreduce": over_gpus, "tensor": in_layers, "pipeline": in_stages}
-
-
-def _plan(task: TrainTask, experiment: Supervised, inputs: Any, num_ranks: int) -> None:
-    from apps.strategies.tensor_plan import plan_of as tensor_plan_of
+def in_units(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+    """Every rank of a worker keeps a part of each weight."""
+    from apps.strategies.sharded import check_parameters, units
 
     for network in experiment.networks.values():
-        tensor_plan_of(network, inputs, num_ranks, task.training.split.tensor)
+        check_parameters(network, units(network, inputs, task.training.split.unit_parameters))
+
+
+DIVIDE = {
+    "local": over_gpus,
+    "allreduce": over_gpus,
+    "tensor": in_layers,
+    "pipeline": in_stages,
+    "sharded": in_units,
+}
+
+
+def _plan(
+    task: TrainTask, experiment: Supervised, inputs: Any, num_ranks: int, **asked_by: str
+) -> None:
+    from apps.strategies import tensor_plan
+
+    for network in experiment.networks.values():
+        tensor_plan.plan_of(network, inputs, num_ranks, task.training.split.tensor, **asked_by)
 
 
 def _no_costs(traced: Any) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from apps.contract import CENTRAL, N3LOError, Plain, Start, TaskPaths, Training, TrainTask
-from apps.experiment import make_optimizer
+from apps.contract import CENTRAL, N3LOError, Plain, Start, TaskPaths, Training, TrainTask, plain
+from apps.experiment import LENGTHS, make_optimizer
 from apps.strategies.base import Strategy
 
 # What of a scheduler's state_dict moves with the epochs; all else follows from its arguments.
@@ -145,7 +147,8 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
     With the same optimizer and scheduler that is all of it, to the bit. Otherwise this task's
     settings hold, and of the old state stay the weights; the moments, if the optimizer is of the
     same kind; and the place in the schedule, if the scheduler is: a learning rate that had fallen
-    to a third of its first value is a third of the new first value.
+    to a third of its first value is a third of the new first value. A schedule of another length,
+    as one that ends with the epochs of its task, is followed where it would be by now.
 
     Args:
         saved: from `load_start`.
@@ -155,6 +158,14 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
         ParentGone: the networks have other shapes.
     """
     settings, states = settings_of(task), saved["states"]
+    schedule, old_schedule = settings["schedule"], saved["settings"]["schedule"]
+    same_schedulers = [plain(each["name"]) for each in schedule[0]] == [
+        plain(each["name"]) for each in old_schedule[0]
+    ] and schedule[1] == old_schedule[1]
+    other_length = same_schedulers and any(
+        _length(scheduler.state_dict()) != _length(states["schedulers"][name])
+        for name, scheduler in strategy.schedulers.items()
+    )
     try:
         strategy.restore({"networks": states["networks"]})
     except (RuntimeError, KeyError) as error:
@@ -162,16 +173,12 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
         raise ParentGone(
             f"the networks do not fit the state of {Path(task.start.folder).name}: {reason}"
         ) from error
-    if saved["settings"] == settings:
+    if saved["settings"] == settings and not other_length:
         strategy.restore(states)
         return
     alike = settings["form"] == saved["settings"]["form"] and (
-        _name(settings["optimizer"]) == _name(saved["settings"]["optimizer"])
+        plain(settings["optimizer"]["name"]) == plain(saved["settings"]["optimizer"]["name"])
     )
-    schedule, old_schedule = settings["schedule"], saved["settings"]["schedule"]
-    same_schedulers = [_name(each) for each in schedule[0]] == [
-        _name(each) for each in old_schedule[0]
-    ] and schedule[1] == old_schedule[1]
     for name, optimizer in strategy.optimizers.items():
         old = states["optimizers"][name]
         if alike and (
@@ -180,7 +187,12 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
             groups = optimizer.state_dict()["param_groups"]  # this task's own settings
             moments = {"state": old["state"], "param_groups": groups}
             strategy.restore({"optimizers": {name: moments}})
-        if same_schedulers and schedule[0]:
+        if other_length:
+            epochs, is_epoch = saved["rows"][-1]["epoch"], task.training.schedule_per == "epoch"
+            _replay(
+                strategy.schedulers[name], epochs * (1 if is_epoch else strategy.preview.num_steps)
+            )
+        elif same_schedulers and schedule[0]:
             first_lr = _first_lr(optimizer.state_dict(), settings)
             scale = first_lr / _first_lr(old, saved["settings"])
             lr = old["param_groups"][0]["lr"] * scale
@@ -190,6 +202,19 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
             scheduler.load_state_dict({**state, "_last_lr": [lr]})
 
 
+def _length(state: Mapping[str, Any]) -> list[Any]:
+    """Of a schedule, or of several that follow each other, from its state."""
+    own = [state.get(name) for name in (*LENGTHS, "_milestones")]
+    return [*own, *(_length(each) for each in state.get("_schedulers", []))]
+
+
+def _replay(scheduler: LRScheduler, num_steps: int) -> None:
+    with warnings.catch_warnings():  # torch misses the optimizer's steps, which were another's
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(num_steps):
+            scheduler.step()
+
+
 def _moved(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """A scheduler's state, at the place in the schedule where another was."""
     moved = {key: value for key, value in old.items() if key in MOVING}
@@ -197,10 +222,6 @@ def _moved(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         pairs = zip(state["_schedulers"], old["_schedulers"], strict=True)
         moved["_schedulers"] = [_moved(*pair) for pair in pairs]
     return {**state, **moved}
-
-
-def _name(settings: Mapping[str, Plain]) -> str:
-    return settings["name"].replace("_", "").lower()
 
 
 def _first_lr(state: Mapping[str, Any], settings: Mapping[str, Any]) -> float:

@@ -46,6 +46,11 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def plain(name: str) -> str:
+    """The name of an optimizer or a scheduler as torch has it, in small letters: exponentiallr."""
+    return name.replace("_", "").lower()
+
+
 def goal_of(metric: str) -> Literal["min", "max"]:
     """Whether less or more of `metric` is better; `val_` in front does not matter."""
     return "max" if metric.removeprefix("val_") in MAXIMISED else "min"
@@ -193,7 +198,9 @@ class Reduction(Section):
 
     compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = "none"
     powersgd_rank: int = 2  # of the two factors that stand for a layer's gradient
+    powersgd_start_after: int = 0  # updates by whole gradients before it begins
     topk_density: float = 0.01  # share of a layer's gradient that is sent in a step
+    topk_momentum: float = 0.0  # of what is kept and sent, in place of the optimizer's own
     operation: Literal["average", "adasum"] = "average"
     hierarchical: bool = False  # within each worker first, then across workers
     average_every: int = 1  # local SGD: workers average their weights every so many updates
@@ -205,6 +212,14 @@ class Reduction(Section):
         require(
             0 < self.topk_density <= 1,
             f"topk_density: {self.topk_density} is not above 0 and at most 1",
+        )
+        require(
+            self.powersgd_start_after >= 0,
+            f"powersgd_start_after: {self.powersgd_start_after} is below 0",
+        )
+        require(
+            0 <= self.topk_momentum < 1,
+            f"topk_momentum: {self.topk_momentum} is not in 0 to 1, without 1",
         )
 
 

@@ -14,6 +14,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,7 @@ from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from apps.contract import Model, N3LOError, Plain, Schedule, Training
+from apps.contract import Model, N3LOError, Plain, Schedule, Training, plain
 from apps.data import Batch
 
 T = TypeVar("T")
@@ -144,6 +145,22 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list) else model(inputs)
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Leave buffers, modes and random numbers as they were."""
+    modes = {each: each.training for each in module.modules()}
+    buffers = [(each, each.clone()) for each in module.buffers()]
+    device = next((each.device for each in module.parameters()), torch.device("cpu"))
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def float32(values: Any) -> Any:
@@ -336,7 +353,7 @@ def make_optimizer(settings: dict[str, Plain], parameters: Iterable[nn.Parameter
     """By the name of its class in torch.optim, or one of `LARGE_BATCH`, in any case."""
     trained = [each for each in parameters if each.requires_grad]
     choices = OPTIMIZERS
-    if _plain(settings["name"]) not in OPTIMIZERS:
+    if plain(settings["name"]) not in OPTIMIZERS:
         # Not imported before it is needed: that takes half a second.
         offered = importlib.import_module("pytorch_optimizer")
         choices = OPTIMIZERS | {name.lower(): getattr(offered, name) for name in LARGE_BATCH}
@@ -380,14 +397,10 @@ LENGTHS = ("T_max", "total_iters", "total_steps")  # what schedulers call their 
 def _make_phase(
     settings: Schedule, optimizer: Optimizer, length: int, may_be_left_out: Sequence[str]
 ) -> LRScheduler:
-    make = _choose("training.scheduler", _plain(settings["name"]), SCHEDULERS)
+    make = _choose("training.scheduler", plain(settings["name"]), SCHEDULERS)
     known = inspect.signature(make).parameters
     missing = {name: length for name in may_be_left_out if name in known and name not in settings}
     return _make("training.scheduler", {**missing, **settings}, SCHEDULERS, "optimizer", optimizer)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 def step_scheduler(scheduler: LRScheduler, val_loss: float) -> None:
@@ -402,7 +415,7 @@ def _make(
     where: str, settings: dict[str, Plain], choices: dict[str, Any], first: str, value: Any
 ) -> Any:
     arguments = {name: setting for name, setting in settings.items() if name != "name"}
-    make = _choose(where, _plain(settings["name"]), choices)
+    make = _choose(where, plain(settings["name"]), choices)
     signature = inspect.signature(make)
     named = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
     signature = signature.replace(parameters=named)  # some take any, and do nothing with it

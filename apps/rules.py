@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from operator import attrgetter
 from types import SimpleNamespace
 
-from apps.contract import CENTRAL, Layout, Training, ranks_of, require
+from apps.contract import CENTRAL, Layout, Training, plain, ranks_of, require
 
 # All other optimizers work element by element.
 NEED_WHOLE_LAYERS = frozenset({"muon", "adafactor", "soap", "shampoo", "scalableshampoo", "kron"})
@@ -22,12 +22,15 @@ OWN_RATES = frozenset({"onecyclelr", "cycliclr"})  # schedulers that are told al
 # Where an option is used: what chooses it, and the choices that use it.
 STRATEGY, COMPRESSION = "training.strategy", "training.reduction.compression"
 USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "training.backend": (STRATEGY, ("allreduce", *CENTRAL)),
     **{
         f"training.reduction.{name}": (STRATEGY, ("allreduce",))
         for name in ("compression", "operation", "hierarchical", "average_every")
     },
     "training.reduction.powersgd_rank": (COMPRESSION, ("powersgd",)),
+    "training.reduction.powersgd_start_after": (COMPRESSION, ("powersgd",)),
     "training.reduction.topk_density": (COMPRESSION, ("topk",)),
+    "training.reduction.topk_momentum": (COMPRESSION, ("topk",)),
     "training.split.schedule": (STRATEGY, ("pipeline",)),
     "training.split.micro_batches": (STRATEGY, ("pipeline",)),
     "training.split.stages": (STRATEGY, ("pipeline",)),
@@ -175,6 +178,11 @@ def _of_the_stages(training: Training, layout: Layout) -> Iterator[Rule]:
         len(split.stages) > 0 and len(split.stages) != num_stages - 1,
     )
     yield (
+        "training.split.tensor",
+        "one rank a stage divides no layers; set layout.ranks_per_stage, or leave it out",
+        len(split.tensor) > 0 and layout.ranks_per_stage == 1,
+    )
+    yield (
         "training.sync_batchnorm",
         "a pipeline normalises each micro-batch; use 'allreduce' or 'sharded', or leave it out",
         training.sync_batchnorm,
@@ -238,7 +246,7 @@ def _of_updates(training: Training) -> Iterator[Rule]:
     )
     several = len(training.phases) > 1
     for phase in training.phases:
-        name, epochs = _plain(phase["name"]), phase.get("epochs", 1)
+        name, epochs = plain(phase["name"]), phase.get("epochs", 1)
         yield (
             "training.scheduler",
             f"'{phase['name']}' waits for the validation loss: it goes alone, and per epoch",
@@ -277,6 +285,17 @@ def _of_the_reduction(training: Training, layout: Layout) -> Iterator[Rule]:
         "workers of one rank that average their weights (average_every) send no gradients; set "
         "layout.ranks_per_worker, or leave it out",
         compression != "none" and reduction.average_every > 1 and ranks.per_worker == 1,
+    )
+    yield (
+        "training.reduction.topk_momentum",
+        "is the momentum of plain SGD, before gradients are sent; set training.optimizer to "
+        "{ name = 'sgd' } without momentum, and no clip_norm",
+        reduction.topk_momentum > 0
+        and (
+            plain(training.optimizer["name"]) != "sgd"
+            or bool(training.optimizer.get("momentum"))
+            or training.clip_norm is not None
+        ),
     )
     yield (
         "training.precision",
@@ -403,8 +422,4 @@ def _of_the_exchange(training: Training, layout: Layout) -> Iterator[Rule]:
 
 
 def _name_of(training: Training) -> str:
-    return _plain(training.optimizer["name"])
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
+    return plain(training.optimizer["name"])

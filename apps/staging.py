@@ -51,22 +51,23 @@ def stage(
     Raises:
         N3LOError: a wrong setting, or a remote file that cannot be copied.
     """
+    key = "data.cache" if cache else "the variable DATA_CACHE"
     cache = cache or os.environ.get("DATA_CACHE")
     if not cache:
         return [Path(file) for file in files]
-    folder, command = _folder(cache), _command(copy_command)
+    folder, command = _folder(cache, key), _command(copy_command)
     return [_staged(file, folder, command) for file in files]
 
 
-def _folder(cache: str) -> Path:
+def _folder(cache: str, key: str) -> Path:
     for name in re.findall(r"\$\{?(\w+)", cache):
         if name not in os.environ:
-            raise N3LOError(f"data.cache: '{cache}': the variable {name} is not set on this node")
+            raise N3LOError(f"{key}: '{cache}': the variable {name} is not set on this node")
     folder = Path(os.path.expandvars(cache)).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise N3LOError(f"data.cache: '{folder}' cannot be made: {error.strerror}") from error
+        raise N3LOError(f"{key}: '{folder}' cannot be made: {error.strerror}") from error
     return folder
 
 

@@ -5,8 +5,9 @@
     srun -n 8 python -P -m apps.train /path/task.json         # on a cluster
 
 Beside task.json it leaves history.jsonl, weights.pt and, last of all, result.json; or failure.json
-if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights.
-A task may also go on from the state.pt that another task has left.
+if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights (with
+DDP on more than two ranks, which groups its sums anew, to rounding). A task may also go on from the
+state.pt that another task has left.
 """
 
 from __future__ import annotations

@@ -22,8 +22,23 @@ from apps.strategies import create, group_size
 from apps.topology import Topology
 
 
+class Borrowing(torch.nn.Module):
+    """Reads weights of a layer outside of it, and has one that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 4)
+        self.head = torch.nn.Linear(4, 3)
+        self.unused = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.first(x))) + x @ self.first.weight[:3]
+
+
 def model(kind: str, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
+    if kind == "borrowing":
+        return Borrowing()
     hidden = torch.nn.BatchNorm1d(4) if "batch_norm" in kind else torch.nn.Tanh()
     return torch.nn.Sequential(torch.nn.Linear(3, 4), hidden, torch.nn.Linear(4, 3))
 

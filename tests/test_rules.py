@@ -103,6 +103,25 @@ BROKEN: list[tuple[Values, Values, str]] = [
     ),
     # layers
     (
+        {**STAGES, "split.tensor": {"phi.*": "column"}},
+        {"split.tensor": {}},
+        "training.split.tensor: one rank a stage divides no layers; set layout.ranks_per_stage, or "
+        "leave it out",
+    ),
+    *(
+        (
+            {**DDP, "reduction": {"compression": "topk", "topk_momentum": 0.9}, **others},
+            {"optimizer": {"name": "sgd", "lr": 0.1}, "clip_norm": None},
+            "training.reduction.topk_momentum: is the momentum of plain SGD, before gradients are "
+            "sent; set training.optimizer to { name = 'sgd' } without momentum, and no clip_norm",
+        )
+        for others in (
+            {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5}},
+            {"optimizer": {"name": "adam"}},
+            {"optimizer": {"name": "sgd", "lr": 0.1}, "clip_norm": 1.0},
+        )
+    ),
+    (
         {**STAGES, "sync_batchnorm": True},
         {"strategy": "sharded"},
         "training.sync_batchnorm: a pipeline normalises each micro-batch; use 'allreduce' or "
@@ -389,6 +408,16 @@ UNUSED: list[tuple[Values, str]] = [
         "training.reduction.topk_density: 'none' does not use it; leave it out (it is for topk)",
     ),
     (
+        {**DDP, "reduction.compression": "powersgd", "reduction.topk_momentum": 0.9},
+        "training.reduction.topk_momentum: 'powersgd' does not use it; leave it out (it is for "
+        "topk)",
+    ),
+    (
+        {**SHARDED, "backend": "ddp"},
+        "training.backend: 'sharded' does not use it; leave it out (it is for allreduce, downpour, "
+        "easgd, gem)",
+    ),
+    (
         {**TENSOR, "split.micro_batches": 8},
         "training.split.micro_batches: 'tensor' does not use it; leave it out (it is for pipeline)",
     ),
@@ -636,6 +665,15 @@ class Matrix(nn.Module):  # nothing to split, nowhere to cut
         return x @ self.matrix
 
 
+class Scaled(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
 class Mode(Net):  # another arithmetic in training
     def forward(self, x):
         return super().forward(2 * x if self.training else x)
@@ -708,8 +746,21 @@ NOT_FIT: dict[str, tuple[str, Values, dict[str, Any], str]] = {
             strategy="pipeline",
             layout={"ranks_per_worker": 2, "ranks_per_stage": 2},
         ),
-        "training.strategy: 'tensor' splits Linear and Embedding layers, and this model has none "
-        "that 2 ranks can share; use 'pipeline' or 'sharded'",
+        "layout.ranks_per_stage splits Linear and Embedding layers, and this model has none that "
+        "2 ranks can share; set it to 1",
+    ),
+    "several GPUs for a model that a record loses": (
+        "Mode", {},
+        asks(layout={"gpus_per_rank": 2}),
+        "layout.gpus_per_rank: a rank's GPUs cannot divide this model: Mode.forward does what a "
+        "record of it loses (self.training, torch.no_grad, autocast or random numbers of its own); "
+        "use 'sharded' with one GPU for each rank",
+    ),
+    "a parameter that is one number": (
+        "Scaled", {},
+        asks(strategy="sharded", layout=TWO),
+        "training.strategy: 'sharded' divides parameters, and 'scale' is a single number; give it "
+        "the shape (1,), or use 'allreduce'",
     ),
     "several GPUs for one layer": (
         "Matrix", {},

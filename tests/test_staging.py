@@ -360,6 +360,13 @@ def test_a_command_needs_a_source_and_a_target(tmp_path, monkeypatch, command):
         stage(["a.h5"], str(tmp_path))
 
 
+def test_a_wrong_folder_of_the_environment_is_named_by_its_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DATA_CACHE", str(tmp_path / "file"))
+    with pytest.raises(N3LOError, match=r"^the variable DATA_CACHE: '.*file' cannot be made: File"):
+        stage(["a.h5"])
+
+
 def test_wrong_settings_are_named(tmp_path):
     with pytest.raises(N3LOError, match=r"data.cache: '\$NOWHERE/x': the variable NOWHERE is not"):
         stage(["a.h5"], "$NOWHERE/x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from pytorch_optimizer import LARS, Lamb
+from strategy_ranks import model as new_model
 from torch.nn.functional import cross_entropy
 from training_helpers import classes_h5, launch, make_task, train_all, write_task
 
-from apps.contract import Layout, Training, from_dict, ranks_of
-from apps.strategies.sharded import units
+from apps.contract import Layout, N3LOError, Training, from_dict, ranks_of
+from apps.strategies.sharded import check_parameters, units
 
 pytestmark = pytest.mark.mpi
 
@@ -62,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lamb": {"optimizer": {"name": "lamb", "lr": 0.05, "pre_norm": True}},
     "batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}},
     "sync_batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}, "sync_batchnorm": True},
+    "borrowing": {"optimizer": {"name": "sgd", "lr": 0.5}},
 }
 SCALES_LAYERS = [way for way in WAYS if "tensor" not in way]  # LARS needs whole layers
 NO_PIPELINE = [way for way in WAYS if "pipe" not in way]
@@ -74,6 +77,7 @@ OF_SETTING = {
     "lamb": ["local", "horovod", "ddp"],
     "batch_norm": ["horovod", "ddp", "copies"],
     "sync_batch_norm": NO_PIPELINE,
+    "borrowing": ["local", "horovod", "ddp", "sharded", "data x sharded"],
 }
 MAKE = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lars": LARS, "lamb": Lamb}
 CASES = [(way, name) for name, ways in OF_SETTING.items() for way in ways]
@@ -128,9 +132,7 @@ def launch_of(case: tuple[str, str]) -> tuple[int, str]:
 
 def reference(name: str) -> tuple[torch.nn.Module, float]:
     """Plain PyTorch on all events at once: the model, and the sum of its losses."""
-    torch.manual_seed(0)
-    hidden = torch.nn.BatchNorm1d(4) if "batch_norm" in name else torch.nn.Tanh()
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), hidden, torch.nn.Linear(4, 3))
+    model = new_model(name, seed=0)
     settings = dict(SETTINGS[name]["optimizer"])
     optimizer = MAKE[settings.pop("name")](model.parameters(), **settings)
     x, y = events()
@@ -239,6 +241,27 @@ def test_layers_are_put_together_where_they_are_called_as_a_whole():
     found = units(network, torch.rand(2, 4, 8), least=20)
     assert found == [network.attention, network.head]
     assert units(network, torch.rand(2, 4, 8), least=1000) == []
+
+
+class Odd(torch.nn.Module):
+    def __init__(self, odd: torch.Tensor) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 3)
+        self.odd = torch.nn.Parameter(odd)
+
+
+def test_a_parameter_that_is_one_number_cannot_be_sharded():
+    words = "'odd' is a single number; give it the shape (1,), or use 'allreduce'"
+    with pytest.raises(N3LOError, match=re.escape(words)):
+        check_parameters(Odd(torch.tensor(1.0)), [])
+
+
+def test_parameters_of_two_types_are_sharded_in_units_of_their_own():
+    network = Odd(torch.ones(3, dtype=torch.float64))
+    words = "'odd' is torch.float64 and 'head.weight' torch.float32; use 'allreduce'"
+    with pytest.raises(N3LOError, match=re.escape(words)):
+        check_parameters(network, [])
+    check_parameters(network, [network.head])
 
 
 def test_a_missing_horovod_names_the_way_out(tmp_path):

@@ -304,8 +304,11 @@ def test_a_task_must_train_longer_than_the_one_that_it_goes_on_from(tmp_path):
 class Going:
     """A small network that is trained epoch after epoch, with its optimizer and scheduler."""
 
-    def __init__(self, optimizer: dict, scheduler: dict | None = None, width: int = 4) -> None:
-        self.training = Training(loss="mse", optimizer=optimizer, scheduler=scheduler)
+    def __init__(
+        self, optimizer: dict, scheduler: dict | None = None, width: int = 4, **training
+    ) -> None:
+        self.training = Training(loss="mse", optimizer=optimizer, scheduler=scheduler, **training)
+        self.trained = 0
         torch.manual_seed(width)
         layers = [torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)]
         experiment = Supervised(torch.nn.Sequential(*layers), self.training)
@@ -330,13 +333,14 @@ class Going:
             optimizer.step()
             for scheduler in self.parts["schedulers"].values():
                 step_scheduler(scheduler, 1.0)  # never better: a plateau
+            self.trained += 1
         return used
 
     def go_on(self, other: Going, folder: Path) -> None:
         """From the state of another, through a file."""
         content = {
             "key": "k",
-            "rows": [{"epoch": 1}],
+            "rows": [{"epoch": other.trained}],
             "settings": checkpoint.settings_of(other.task()),
             "states": other.strategy.states(),
         }
@@ -405,6 +409,24 @@ def test_another_learning_rate_goes_on_along_its_own_schedule(tmp_path, settings
     new.go_on(old, tmp_path)
     assert new.parts["schedulers"]["model"].get_last_lr() == [new.lr]
     assert new.train(4) == pytest.approx([0.4 * curve(epoch) for epoch in (3, 4, 5, 6)])
+
+
+@pytest.mark.parametrize("settings", [
+    {"name": "cosine_annealing_lr"},
+    {"name": "one_cycle_lr", "max_lr": 0.5},  # momentum moves too
+    [{"name": "linear_lr", "epochs": 2}, {"name": "polynomial_lr"}],
+])  # fmt: skip
+@pytest.mark.parametrize("per", ["epoch", "update"])
+def test_a_schedule_that_ends_with_its_task_ends_with_the_longer_one(tmp_path, settings, per):
+    """As if the longer training had been one: of a state that was promoted by halving."""
+    old, new, whole = (
+        Going(MOMENTUM, settings, epochs=epochs, schedule_per=per) for epochs in (3, 9, 9)
+    )
+    old.train(3)
+    new.go_on(old, tmp_path)
+    assert new.train(6) == pytest.approx(whole.train(9)[3:])
+    groups = [each.parts["optimizers"]["model"].param_groups[0] for each in (new, whole)]
+    assert groups[0]["momentum"] == pytest.approx(groups[1]["momentum"])
 
 
 def test_another_schedule_of_the_same_kind_goes_on_from_where_the_rate_is(tmp_path):

@@ -19,9 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from apps.clock import Mark
+from apps.contract import N3LOError
 from apps.data import Epoch
+from apps.experiment import call, untouched
 from apps.strategies.compression import Reduction, make_reduction
 from apps.strategies.group import import_horovod, start_torch
 from apps.strategies.local import Local
@@ -229,6 +232,7 @@ class Ddp(AllReduce):
             self.experiment.networks[name],
             device_ids=devices if one_gpu else None,
             process_group=self._step_group,
+            find_unused_parameters=self._leaves_some_out(self.experiment.networks[name]),
             **_OWN_BUFFERS,
         )
         reduction = self._reductions[name] = self._new_reduction(self.experiment.networks[name])
@@ -241,6 +245,26 @@ class Ddp(AllReduce):
 
         network.register_comm_hook(None, reduce)
         return network
+
+    def _leaves_some_out(self, network: nn.Module) -> bool:
+        """Whether some parameter gets no gradient, which DDP would wait for."""
+        trained = [each for each in network.parameters() if each.requires_grad]
+        with untouched(network), torch.enable_grad():
+            outputs = tree_leaves(call(network, self.preview.example(2).inputs))
+            total = sum(each.sum() for each in outputs if each.requires_grad)
+            gradients = torch.autograd.grad(total, trained, allow_unused=True)
+        return any(each is None for each in gradients)
+
+    def train(self, epoch: Epoch) -> torch.Tensor:
+        try:
+            return super().train(epoch)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise N3LOError(
+                "training.backend: 'ddp' waits for the gradient of every parameter, and this "
+                "model leaves some out in some steps; use 'horovod'"
+            ) from error
 
     def _new_reduction(self, network: nn.Module) -> Reduction:
         settings = self.training.reduction

@@ -414,9 +414,9 @@ def make_reduction(
     if half is not None:
         return Cast(group, network, half)
     if settings.compression == "powersgd":
-        return PowerSgd(group, network, settings.powersgd_rank)
+        return PowerSgd(group, network, settings.powersgd_rank, settings.powersgd_start_after)
     if settings.compression == "topk":
-        return TopK(group, network, settings.topk_density)
+        return TopK(group, network, settings.topk_density, settings.topk_momentum)
     return Mean(group, network)
 
 

@@ -24,7 +24,7 @@ def spread(network: nn.Module, devices: Sequence[torch.device], inputs: Any) -> 
     Raises:
         N3LOError: it cannot be divided, or into so many parts.
     """
-    traced = stages.trace(network, inputs)
+    traced = stages.trace(network, inputs, stages.GPUS)
     cuts = stages.cut(traced, stages.costs(traced, inputs), len(devices), "layout.gpus_per_rank")
     parts = stages.stages(traced, cuts)
     for part, device in zip(parts, devices, strict=True):

@@ -35,11 +35,11 @@ class Divided(Local):
         limit = self.training.clip_norm
         if limit is None:
             return
-        norm = self.squared_norm(network).sqrt().item()
-        if norm > limit:
-            for parameter in self.optimizers[network].param_groups[0]["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(limit / (norm + 1e-6))
+        norm = self.squared_norm(network).sqrt()
+        scale = torch.clamp(limit / (norm + 1e-6), max=1.0)  # nobody waits for the device
+        for parameter in self.optimizers[network].param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
 
     def squared_norm(self, network: str) -> torch.Tensor:
         """Of the gradient of the whole network; collective."""

@@ -117,7 +117,7 @@ class Pipeline(InParts):
                 values = part(*values)
             values = (values,) if isinstance(values, torch.Tensor) else values
         if not any(plans):
-            raise nothing_to_split(num_ranks)
+            raise nothing_to_split(num_ranks, "layout.ranks_per_stage")
         return plans
 
     # -- a batch -----------------------------------------------------------------------------------

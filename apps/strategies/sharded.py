@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from apps.experiment import call
+from apps.contract import N3LOError
+from apps.experiment import call, untouched
 from apps.strategies.divided import Divided
 from apps.strategies.group import start_torch
 from apps.strategies.tensor_plan import whole
@@ -72,33 +75,93 @@ class Sharded(Divided):
 def units(network: nn.Module, inputs: Any, least: int) -> list[nn.Module]:
     """The smallest layers with at least so many parameters that are called as a whole.
 
-    A layer that is not called, because another reads its weights, would not be put together.
+    A layer whose weights another one reads would not be put together in time.
 
     Args:
-        inputs: of a batch, to see what is called.
+        inputs: of a batch, to see what is called, and what reads what.
     """
-    called: set[nn.Module] = set()
-    hooks = [
-        each.register_forward_pre_hook(lambda module, _: called.add(module))
-        for each in network.modules()
-    ]
-    was_training = network.training
-    with torch.no_grad():
-        call(network.eval(), inputs)
-    network.train(was_training)
-    for hook in hooks:
-        hook.remove()
+    with untouched(network), torch.no_grad(), _Readers(network.eval()) as readers:
+        call(network, inputs)
     users = Counter(
         id(each) for module in network.modules() for each in module.parameters(recurse=False)
     )
 
     def fits(module: nn.Module) -> bool:
         parameters = list(module.parameters())
-        alone = all(users[id(each)] == 1 for each in parameters)
-        return module in called and alone and sum(map(torch.numel, parameters)) >= least
+        own = all(users[id(each)] == 1 and readers.only(module, each) for each in parameters)
+        return module in readers.called and own and sum(map(torch.numel, parameters)) >= least
 
     def found(module: nn.Module) -> Iterator[nn.Module]:
         below = [unit for child in module.children() for unit in found(child)]
         yield from below or ([module] if fits(module) else [])
 
     return [unit for unit in found(network) if unit is not network]
+
+
+class _Readers(TorchFunctionMode):
+    """Notes during a call of a network which modules are at work when a parameter is read."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.called: set[nn.Module] = set()
+        self._network = network
+        self._at_work: list[nn.Module] = []
+        self._readers: dict[int, set[nn.Module]] = {}
+
+    def only(self, module: nn.Module, parameter: nn.Parameter) -> bool:
+        """Whether a parameter is read by the module and what is in it, and nothing else."""
+        return module in self._readers.get(id(parameter), {module})
+
+    def __enter__(self) -> _Readers:
+        def begin(module: nn.Module, _: Any) -> None:
+            self.called.add(module)
+            self._at_work.append(module)
+
+        modules = list(self._network.modules())
+        self._hooks = [
+            *(each.register_forward_pre_hook(begin) for each in modules),
+            *(
+                each.register_forward_hook(lambda *_: self._at_work.pop() and None)
+                for each in modules
+            ),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, nn.Parameter):
+                at_work = set(self._at_work)
+                self._readers[id(each)] = self._readers.get(id(each), at_work) & at_work
+        return func(*args, **(kwargs or {}))
+
+
+def check_parameters(network: nn.Module, units: Sequence[nn.Module]) -> None:
+    """See that `fully_shard` will take the parameters.
+
+    Raises:
+        N3LOError: it will not.
+    """
+    taken: set[int] = set()
+    for unit in [*units, network]:
+        named = [(name, each) for name, each in network.named_parameters() if id(each) not in taken]
+        inside = {id(each) for each in unit.parameters()}
+        own = [(name, each) for name, each in named if id(each) in inside]
+        taken |= inside
+        for name, each in own:
+            if each.ndim == 0:
+                raise N3LOError(
+                    f"training.strategy: 'sharded' divides parameters, and '{name}' is a single "
+                    "number; give it the shape (1,), or use 'allreduce'"
+                )
+            if each.dtype != own[0][1].dtype:
+                raise N3LOError(
+                    f"training.strategy: 'sharded' puts parameters of one type together, but "
+                    f"'{own[0][0]}' is {own[0][1].dtype} and '{name}' {each.dtype}; use 'allreduce'"
+                )

@@ -12,7 +12,6 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, chain, pairwise
@@ -25,8 +24,13 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from apps.contract import N3LOError
-from apps.experiment import call, describe
+from apps.experiment import call, describe, untouched
 
+PIPELINE = "training.strategy: 'pipeline' cannot cut this model: {}; use 'sharded' or 'allreduce'"
+GPUS = (
+    "layout.gpus_per_rank: a rank's GPUs cannot divide this model: {}; use 'sharded' with one GPU "
+    "for each rank"
+)
 AT = "training.split.stages"  # where a study names the modules that begin a stage
 REPEATS = 3  # measurements of an operation, of which the least counts, after one to warm up
 TOLERANCE = 1e-3  # relative, between a model and its record: some GPU sums change from run to run
@@ -34,6 +38,10 @@ TOLERANCE = 1e-3  # relative, between a model and its record: some GPU sums chan
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions
 
 Inputs = torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]
+
+
+class _Uncut(Exception):
+    """A model cannot be recorded; the text says why."""
 
 
 class Value(NamedTuple):
@@ -131,7 +139,7 @@ class Traced:
 # -- the record ------------------------------------------------------------------------------------
 
 
-def trace(model: nn.Module, inputs: Inputs) -> Traced:
+def trace(model: nn.Module, inputs: Inputs, refusal: str = PIPELINE) -> Traced:
     """Record the operations of a model.
 
     A module that cannot be recorded (it decides by its data) stays whole. The record must give
@@ -139,11 +147,19 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
 
     Args:
         inputs: of a few events, passed as `apps.experiment.call` does.
+        refusal: what to say, with {} for the reason.
 
     Raises:
         N3LOError: it cannot be recorded.
     """
-    with _untouched(model), torch.enable_grad():
+    try:
+        return _trace(model, inputs)
+    except _Uncut as error:
+        raise N3LOError(refusal.format(error)) from error
+
+
+def _trace(model: nn.Module, inputs: Inputs) -> Traced:
+    with untouched(model), torch.enable_grad():
         form = _form(call(model, inputs))
         graph = _record(model, inputs)
         _move_attributes(graph)
@@ -152,7 +168,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
         for mode in (False, True):
             expected = _outcome(model, partial(call, model, inputs), mode)
             if not all(map(_alike, expected, _outcome(model, recorded, mode))):
-                raise _refusal(
+                raise _Uncut(
                     f"{type(model).__name__}.forward does what a record of it loses (self.training,"
                     " torch.no_grad, autocast or random numbers of its own)"
                 )
@@ -231,7 +247,7 @@ def _record(model: nn.Module, inputs: Inputs) -> fx.Graph:
         except Exception as error:  # a model can raise anything
             if tracer.failed is None:
                 file = getattr(sys.modules[type(model).__module__], "__file__", None)
-                raise _refusal(describe(error, file)) from error
+                raise _Uncut(describe(error, file)) from error
             whole.add(tracer.failed)
 
 
@@ -265,7 +281,7 @@ def _outcome(
     model: nn.Module, function: Callable[[], Any], mode: bool
 ) -> list[torch.Tensor | None]:
     """Outputs, and the gradient of the sum of their squares; twice the same random numbers."""
-    with _untouched(model):
+    with untouched(model):
         model.train(mode)
         outputs = _flat(function())
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -286,12 +302,6 @@ def _alike(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     )
 
 
-def _refusal(why: str) -> N3LOError:
-    return N3LOError(
-        f"training.strategy: 'pipeline' cannot cut this model: {why}; use 'sharded' or 'allreduce'"
-    )
-
-
 def _keys(values: Any) -> list[Any] | None:
     """The names of a table, the places in a list, None for one tensor."""
     if isinstance(values, torch.Tensor):
@@ -305,7 +315,7 @@ def _form(outputs: Any) -> list[Any] | None:
     if not isinstance(outputs, torch.Tensor) and not (
         is_list and values and all(isinstance(each, torch.Tensor) for each in values)
     ):
-        raise _refusal(
+        raise _Uncut(
             f"it gives a {type(outputs).__name__}, not a tensor, or a list or table of tensors"
         )
     return _keys(outputs)
@@ -321,22 +331,6 @@ def _flat(outputs: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
 def _each_tensor(values: Any, do: Callable[[torch.Tensor], Any]) -> Any:
     """`values` with all tensors in it replaced by what `do` makes of them."""
     return map_aggregate(values, lambda each: do(each) if isinstance(each, torch.Tensor) else each)
-
-
-@contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
-    """Leave buffers, modes and random numbers as they were."""
-    modes = {each: each.training for each in module.modules()}
-    buffers = [(each, each.clone()) for each in module.buffers()]
-    device = _device(module)
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        for each, mode in modes.items():
-            each.training = mode
-        for buffer, before in buffers:
-            buffer.copy_(before)
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -356,7 +350,7 @@ def _tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.T
 
 def costs(traced: Traced, inputs: Inputs) -> list[float]:
     """Seconds of each node, forward and backward, on these inputs; zero where nothing is done."""
-    with _untouched(traced.model), torch.enable_grad():
+    with untouched(traced.model), torch.enable_grad():
         clock = _Clock(traced.model, graph=traced.graph)
         clock.run(*positional(traced, inputs))
     return [clock.seconds.get(node, 0.0) for node in traced.nodes]
@@ -556,7 +550,7 @@ def examples(
     values = positional(traced, inputs)
     found = [tuple(map(_empty, values))]
     for stage in stages:
-        with _untouched(stage), torch.enable_grad():
+        with untouched(stage), torch.enable_grad():
             values = stage(*(_leaf(each).to(_device(stage)) for each in values))
         values = (values,) if isinstance(values, torch.Tensor) else values
         found.append(tuple(map(_empty, values)))

@@ -51,8 +51,15 @@ METADATA = {
 }
 
 
+TENSOR = "training.strategy: 'tensor'"
+
+
 def plan_of(
-    model: nn.Module, inputs: Any, num_ranks: int, given: Mapping[str, str] | None = None
+    model: nn.Module,
+    inputs: Any,
+    num_ranks: int,
+    given: Mapping[str, str] | None = None,
+    asked_by: str = TENSOR,
 ) -> dict[str, str]:
     """How each layer that can be split is split, by its name.
 
@@ -63,13 +70,14 @@ def plan_of(
     Args:
         inputs: a few events; the model sees them once.
         given: the user's own plan, by patterns of names; no other layer is split then.
+        asked_by: where the study asks for it, for the error.
 
     Raises:
         N3LOError: the given plan does not fit the model, or nothing can be split.
     """
     plan = found_plan(model, inputs, num_ranks, given)
     if not plan:
-        raise nothing_to_split(num_ranks)
+        raise nothing_to_split(num_ranks, asked_by)
     return plan
 
 
@@ -81,10 +89,11 @@ def found_plan(
     return layers.checked(given) if given else layers.paired()
 
 
-def nothing_to_split(num_ranks: int) -> N3LOError:
+def nothing_to_split(num_ranks: int, asked_by: str) -> N3LOError:
+    way_out = "use 'pipeline' or 'sharded'" if asked_by == TENSOR else "set it to 1"
     return N3LOError(
-        "training.strategy: 'tensor' splits Linear and Embedding layers, and this model has "
-        f"none that {num_ranks} ranks can share; use 'pipeline' or 'sharded'"
+        f"{asked_by} splits Linear and Embedding layers, and this model has none that "
+        f"{num_ranks} ranks can share; {way_out}"
     )
 
 
