@@ -33,7 +33,7 @@ from apps.data import (
     trains,
     validates,
 )
-from apps.experiment import Supervised, build_model, describe, model_file
+from apps.experiment import Experiment, describe, make_experiment, model_file
 from apps.hdf5 import Fields, Index, Reader
 from apps.history import check_metric_names
 from apps.normalise import synchronise
@@ -60,8 +60,8 @@ def check(task: TrainTask) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(task.seed)
     index, fold_of_event = prepare(task.data, task.split_seed)
-    experiment = Supervised(build_model(task.model), task.training)
-    check_metric_names(task, experiment.metrics)
+    experiment = make_experiment(task.model, task.training)
+    check_metric_names(task, experiment.measured)
     experiment.schedulers(experiment.optimizers(), updates_per_epoch=1)
     is_training = trains(fold_of_event, task.fold)
     plan = plan_of(task, index, is_training, task.ranks.readers, epoch=1)
@@ -103,7 +103,7 @@ def first_events(index: Index) -> Batch:
     return make_batch(index, Reader(index, index.fields).gather(first), len(first), CPU)
 
 
-def try_model(task: TrainTask, experiment: Supervised, index: Index, batch: Batch) -> None:
+def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batch) -> None:
     """Model, loss and metrics on the first events, without a gradient."""
     try:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def try_model(task: TrainTask, experiment: Supervised, index: Index, batch: Batc
 # -- whether ranks can share the model -------------------------------------------------------------
 
 
-def change_layers(task: TrainTask, experiment: Supervised) -> None:
+def change_layers(task: TrainTask, experiment: Experiment) -> None:
     """What strategies change in the layers of a network, on a copy."""
     training = task.training
     for network in experiment.networks.values():
@@ -130,7 +130,7 @@ def change_layers(task: TrainTask, experiment: Supervised) -> None:
             recompute(copy.deepcopy(network), training.recompute)
 
 
-def divide(task: TrainTask, experiment: Supervised, batch: Batch, largest_batch: int) -> None:
+def divide(task: TrainTask, experiment: Experiment, batch: Batch, largest_batch: int) -> None:
     """See that the model can be divided as the strategy will do it.
 
     Raises:
@@ -140,9 +140,13 @@ def divide(task: TrainTask, experiment: Supervised, batch: Batch, largest_batch:
     if strategy not in DIVIDE:
         return
     size = -(-largest_batch // task.training.split.micro_batches)
-    events = rows_of(batch.inputs, 0, size if strategy == "pipeline" else batch.num_events)
+    if strategy == "pipeline":
+        inputs, targets = (rows_of(each, 0, size) for each in (batch.inputs, batch.targets))
+        batch = Batch(inputs, targets, size, size)
+    if len(experiment.networks) > 1 and DIVIDE[strategy] is not in_units:
+        one_network(task)
     try:
-        DIVIDE[strategy](task, experiment, events)
+        DIVIDE[strategy](task, experiment, batch)
     except N3LOError:
         raise
     except Exception as error:  # a user's model can raise anything
@@ -155,21 +159,36 @@ def divide(task: TrainTask, experiment: Supervised, batch: Batch, largest_batch:
 # What follows is imported only where it is needed: it takes its time.
 
 
-def over_gpus(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+def one_network(task: TrainTask) -> None:
+    """Only layers of a network that is called with the inputs are divided."""
+    model, strategy = task.model.source.rpartition(":")[2], task.training.strategy
+    if strategy in ("tensor", "pipeline"):
+        raise N3LOError(
+            f"training.strategy: '{strategy}' divides one network, and '{model}' has several; use "
+            "'sharded' or 'allreduce'"
+        )
+    if task.layout.gpus_per_rank > 1:
+        raise N3LOError(
+            f"layout.gpus_per_rank: several GPUs divide one network, and '{model}' has several; "
+            "use 'sharded' or 'allreduce' with one GPU for each rank"
+        )
+
+
+def over_gpus(task: TrainTask, experiment: Experiment, batch: Batch) -> None:
     """Consecutive layers on each of several GPUs of a rank."""
     if task.layout.gpus_per_rank > 1:
         from apps.strategies import stages
 
-        traced = stages.trace(experiment.networks["model"], inputs, stages.GPUS)
+        traced = stages.trace(experiment.networks["model"], batch.inputs, stages.GPUS)
         stages.cut(traced, _no_costs(traced), task.layout.gpus_per_rank, "layout.gpus_per_rank")
 
 
-def in_layers(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+def in_layers(task: TrainTask, experiment: Experiment, batch: Batch) -> None:
     """Columns or rows of layers on each rank of a worker."""
-    _plan(task, experiment, inputs, task.ranks.per_worker)
+    _plan(task, experiment, batch.inputs, task.ranks.per_worker)
 
 
-def in_stages(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+def in_stages(task: TrainTask, experiment: Experiment, batch: Batch) -> None:
     """Consecutive layers on each rank, or on ranks that divide them again.
 
     Whether there are enough places to cut does not depend on what the layers cost.
@@ -179,21 +198,24 @@ def in_stages(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
     ranks, names = task.ranks, task.training.split.stages
     num_stages = ranks.per_worker // ranks.per_stage
     with experiment.autocast(CPU):
-        traced = stages.trace(experiment.networks["model"], inputs)
+        traced = stages.trace(experiment.networks["model"], batch.inputs)
     if names:
         stages.cut_at(traced, names, num_stages)
     else:
         stages.cut(traced, _no_costs(traced), num_stages)
     if ranks.per_stage > 1:
-        _plan(task, experiment, inputs, ranks.per_stage, asked_by="layout.ranks_per_stage")
+        _plan(task, experiment, batch.inputs, ranks.per_stage, asked_by="layout.ranks_per_stage")
 
 
-def in_units(task: TrainTask, experiment: Supervised, inputs: Any) -> None:
+def in_units(task: TrainTask, experiment: Experiment, batch: Batch) -> None:
     """Every rank of a worker keeps a part of each weight."""
     from apps.strategies.sharded import check_parameters, units
 
+    def rehearse() -> None:
+        experiment.rehearse(batch)
+
     for network in experiment.networks.values():
-        check_parameters(network, units(network, inputs, task.training.split.unit_parameters))
+        check_parameters(network, units(network, rehearse, task.training.split.unit_parameters))
 
 
 DIVIDE = {
@@ -206,7 +228,7 @@ DIVIDE = {
 
 
 def _plan(
-    task: TrainTask, experiment: Supervised, inputs: Any, num_ranks: int, **asked_by: str
+    task: TrainTask, experiment: Experiment, inputs: Any, num_ranks: int, **asked_by: str
 ) -> None:
     from apps.strategies import tensor_plan
 
@@ -247,7 +269,7 @@ def of_the_ranks(task: TrainTask, largest_batch: int) -> Iterator[str]:
         )
 
 
-def of_batch_norm(task: TrainTask, experiment: Supervised) -> Iterator[str]:
+def of_batch_norm(task: TrainTask, experiment: Experiment) -> Iterator[str]:
     """BatchNorm takes its statistics from the events that pass a layer together."""
     training, ranks = task.training, task.ranks
     layers = [each for network in experiment.networks.values() for each in network.modules()]

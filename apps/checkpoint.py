@@ -119,7 +119,7 @@ def settings_of(task: TrainTask) -> dict[str, Any]:
     ranks = [task.ranks.workers, task.ranks.per_worker]
     reduction = [training.backend, *dataclasses.astuple(training.reduction), *ranks]
     return {
-        "optimizer": task.optimizer,
+        "optimizers": [task.scaled_training.optimizer, task.scaled_training.optimizers],
         "schedule": [training.phases, training.schedule_per],
         "precision": training.precision,
         "form": pieces,

@@ -259,6 +259,7 @@ class Training(Section):
     loss: str = "cross_entropy"
     metrics: list[str] = field(default_factory=list)
     optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
+    optimizers: dict[str, dict[str, Plain]] = field(default_factory=dict)  # of some of a GAN's
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # of lr, by the batches of an update
     scheduler: Schedule | list[Schedule] | None = None  # { name = "exponential_lr", gamma = 0.9 }
     schedule_per: Literal["epoch", "update"] = "epoch"  # what its numbers count
@@ -291,7 +292,8 @@ class Training(Section):
                 f"epochs = 5",
             )
         require(
-            self.lr_scaling == "none" or isinstance(self.optimizer.get("lr"), float | int),
+            self.lr_scaling == "none"
+            or all(isinstance(each.get("lr"), float | int) for each in self.all_optimizers),
             "lr_scaling: scales the learning rate of one rank; give it as optimizer.lr",
         )
         require(self.accumulate >= 1, f"accumulate: {self.accumulate} is not at least 1")
@@ -304,6 +306,25 @@ class Training(Section):
             self.clip_norm is None or self.clip_norm > 0,
             f"clip_norm: {self.clip_norm} is not above 0",
         )
+
+    def optimizer_of(self, network: str) -> dict[str, Plain]:
+        """Of one of several networks: its own, or what it changes of the common one."""
+        own = self.optimizers.get(network, {})
+        return own if "name" in own else {**self.optimizer, **own}
+
+    @property
+    def all_optimizers(self) -> list[dict[str, Plain]]:
+        """The common one, and those of networks that have their own."""
+        return [self.optimizer, *map(self.optimizer_of, self.optimizers)]
+
+    def with_rates(self, factor: float) -> Training:
+        """The same with all learning rates multiplied."""
+        own = {
+            network: {**settings, "lr": settings["lr"] * factor} if "lr" in settings else settings
+            for network, settings in self.optimizers.items()
+        }
+        common = {**self.optimizer, "lr": self.optimizer["lr"] * factor}
+        return dataclasses.replace(self, optimizer=common, optimizers=own)
 
     @property
     def phases(self) -> list[Schedule]:
@@ -464,18 +485,17 @@ class TrainTask:
         return ranks_of(self.training, self.layout)
 
     @property
-    def optimizer(self) -> dict[str, Plain]:
-        """The optimizer's settings, with the learning rate of as many batches as an update has.
+    def scaled_training(self) -> Training:
+        """With the learning rates of as many batches as an update has.
 
         Linear scaling: Goyal et al. 2017 (arXiv:1706.02677); sqrt: Krizhevsky 2014
         (arXiv:1404.5997).
         """
-        settings, scaling = self.training.optimizer, self.training.lr_scaling
+        scaling = self.training.lr_scaling
         if scaling == "none":
-            return settings
+            return self.training
         batches = batches_of_update(self.training, self.layout)
-        factor = batches if scaling == "linear" else math.sqrt(batches)
-        return {**settings, "lr": settings["lr"] * factor}
+        return self.training.with_rates(batches if scaling == "linear" else math.sqrt(batches))
 
     def key(self) -> str:
         """Hash of all that can change the result.

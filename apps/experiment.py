@@ -1,8 +1,8 @@
 """What is trained: the networks of a study, their losses, metrics and optimizers.
 
 `Supervised` is one model and one loss. A training that moves several networks in turn, such as a
-GAN, offers the same: named `networks`, and `updates` that come one by one, each with the name of
-the network that it moves.
+GAN (`apps.adversarial`), offers the same: named `networks`, and `updates` that come one by one,
+each with the name of the network that it moves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,30 +41,79 @@ class Update(NamedTuple):
 
     network: str  # its name
     loss: torch.Tensor  # mean over this rank's events, with a graph behind it
-    sums: torch.Tensor  # (metrics, 2): sum and count of each, detached
+    sums: torch.Tensor  # what is measured, detached, as `Experiment.no_sums`
 
 
-class Supervised:
-    """One model that learns to give the targets from the inputs."""
+class Experiment:
+    """Networks by name, how a training step moves them, and how validation judges them.
 
-    def __init__(self, model: nn.Module, training: Training) -> None:
-        self.networks = {"model": model}
-        self.metrics = ["loss", *training.metrics]
-        self.num_parameters = sum(each.numel() for each in model.parameters())
+    What is measured is added up over batches and ranks in tensors whose form is the experiment's:
+    `no_sums` of training, `no_val_sums` of validation.
+    """
+
+    def __init__(self, networks: dict[str, nn.Module], training: Training) -> None:
+        self.networks = networks
+        self.num_parameters = sum(
+            each.numel() for network in networks.values() for each in network.parameters()
+        )
+        self.device = torch.device("cpu")  # where losses are; a strategy sets it
         self._training = training
         self._half = PRECISIONS.get(training.precision)
-        self.device = torch.device("cpu")  # where losses are; a strategy sets it
-        self._loss = _loss(training.loss)
-        self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
+        for name in training.optimizers:
+            if name not in networks:
+                raise N3LOError(
+                    f"training.optimizers: there is no network '{name}', only {', '.join(networks)}"
+                )
+
+    @property
+    def measured(self) -> list[str]:
+        """The names of all that is measured, the loss and `val_loss` among them."""
+        raise NotImplementedError
+
+    def no_sums(self) -> torch.Tensor:
+        """What training has added up before the first batch."""
+        raise NotImplementedError
+
+    def no_val_sums(self) -> torch.Tensor:
+        """What validation has added up before the first batch."""
+        raise NotImplementedError
+
+    def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
+        """The moves of one training step.
+
+        `networks` are this experiment's own, perhaps wrapped by a strategy.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """What validation adds up of a batch."""
+        raise NotImplementedError
+
+    def means(self, sums: torch.Tensor) -> dict[str, float]:
+        """Of training, from the sums over all batches and ranks."""
+        raise NotImplementedError
+
+    def val_means(self, sums: torch.Tensor) -> dict[str, float]:
+        """Of validation; names are without `val_`."""
+        raise NotImplementedError
+
+    def weights(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """What `weights.pt` holds, from the state of each network."""
+        raise NotImplementedError
+
+    def rehearse(self, batch: Batch) -> None:
+        """Call the networks as a training step does, without a gradient and without a trace."""
+        with ExitStack() as unchanged, torch.no_grad():
+            for network in self.networks.values():
+                unchanged.enter_context(untouched(network))
+                network.eval()
+            for _ in self.updates(self.networks, batch):
+                pass
 
     def train(self, mode: bool) -> None:
         """Switch dropout and BatchNorm between training and validation."""
         for network in self.networks.values():
             network.train(mode)
-
-    def no_sums(self) -> torch.Tensor:
-        """Sum and count of each metric before the first batch, (metrics, 2)."""
-        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=self.device)
 
     def optimizers(
         self, parameters: Mapping[str, Sequence[nn.Parameter]] | None = None
@@ -76,7 +125,7 @@ class Supervised:
         """
         of_networks = parameters or {name: net.parameters() for name, net in self.networks.items()}
         return {
-            name: make_optimizer(self._training.optimizer, each)
+            name: make_optimizer(self._training.optimizer_of(name), each)
             for name, each in of_networks.items()
         }
 
@@ -93,15 +142,44 @@ class Supervised:
             for name, optimizer in optimizers.items()
         }
 
-    def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
-        """The moves of one training step.
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """While networks compute."""
+        on = self._half is not None
+        return torch.autocast(device.type, self._half or torch.bfloat16, enabled=on)
 
-        `networks` are this experiment's own, perhaps wrapped by a strategy.
-        """
+
+class Supervised(Experiment):
+    """One model that learns to give the targets from the inputs; sums are (metrics, 2)."""
+
+    def __init__(self, model: nn.Module, training: Training) -> None:
+        super().__init__({"model": model}, training)
+        self.metrics = ["loss", *training.metrics]
+        self._loss = _loss(training.loss)
+        self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
+
+    @property
+    def measured(self) -> list[str]:
+        return [prefix + name for prefix in ("", "val_") for name in self.metrics]
+
+    def no_sums(self) -> torch.Tensor:
+        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=self.device)
+
+    def no_val_sums(self) -> torch.Tensor:
+        return self.no_sums()
+
+    def means(self, sums: torch.Tensor) -> dict[str, float]:
+        return means_of(self.metrics, sums)
+
+    def val_means(self, sums: torch.Tensor) -> dict[str, float]:
+        return self.means(sums)
+
+    def weights(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(states["model"])
+
+    def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
         yield self._update(networks["model"], batch)  # which keeps no outputs alive
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        """Sum and count of each metric, (metrics, 2)."""
         outputs = self.forward(self.networks["model"], batch.inputs)
         return self.sums(self.loss(outputs, batch.targets), outputs, batch)
 
@@ -115,11 +193,6 @@ class Supervised:
         with self.autocast(self.device):
             outputs = call(model, inputs)
         return float32(outputs)
-
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """While a model computes."""
-        on = self._half is not None
-        return torch.autocast(device.type, self._half or torch.bfloat16, enabled=on)
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The mean over the events; summed, if there are several outputs."""
@@ -137,7 +210,22 @@ class Supervised:
         return torch.stack([each.double() for each in sums])
 
 
+def means_of(metrics: Sequence[str], sums: torch.Tensor) -> dict[str, float]:
+    """From sum and count of each, (metrics, 2)."""
+    return {name: (pair[0] / pair[1]).item() for name, pair in zip(metrics, sums, strict=True)}
+
+
 # -- the model -------------------------------------------------------------------------------------
+
+
+def make_experiment(model: Model, training: Training) -> Experiment:
+    """What the study trains: a module with the study's loss, or what makes an experiment of itself.
+
+    Raises:
+        N3LOError: it cannot be made.
+    """
+    made = build_model(model)
+    return Supervised(made, training) if isinstance(made, nn.Module) else made.experiment(training)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -173,8 +261,8 @@ def float32(values: Any) -> Any:
     return values.float() if half else values
 
 
-def build_model(settings: Model) -> nn.Module:
-    """Import and construct the model.
+def build_model(settings: Model) -> Any:
+    """Import and construct the model: a module, or one of `apps.adversarial.Adversaries`.
 
     Raises:
         N3LOError: it cannot be imported or constructed; the message says where it fails.
@@ -198,8 +286,11 @@ def build_model(settings: Model) -> nn.Module:
         model = make(**settings.args)
     except Exception as error:
         raise N3LOError(f"{shown}: {describe(error, module.__file__)}") from error
-    if not isinstance(model, nn.Module):
-        raise N3LOError(f"{shown}: gives a {type(model).__name__}, not a torch.nn.Module")
+    if not isinstance(model, nn.Module) and not hasattr(model, "experiment"):
+        raise N3LOError(
+            f"{shown}: gives a {type(model).__name__}, not a torch.nn.Module, nor "
+            "apps.adversarial.Adversaries"
+        )
     return model
 
 

@@ -19,14 +19,13 @@ class Diverged(Exception):
     """A loss or metric is no longer a finite number."""
 
 
-def check_metric_names(task: TrainTask, metrics: Sequence[str]) -> None:
+def check_metric_names(task: TrainTask, there: Sequence[str]) -> None:
     """See that what the study decides by is measured.
 
     Args:
-        metrics: of the experiment; each is measured in training and, as val_..., in validation.
+        there: all that is measured in training and, as val_..., in validation.
     """
     training = task.training
-    there = [prefix + name for prefix in ("", "val_") for name in metrics]
     asked = {"objective.metric": task.objective.metric}
     if training.early_stopping is not None:
         asked["training.early_stopping.metric"] = training.early_stopping.metric

@@ -6,6 +6,7 @@ rank looks again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from operator import attrgetter
 from types import SimpleNamespace
@@ -59,8 +60,10 @@ def check_ranks(training: Training, layout: Layout) -> None:
     Raises:
         ValueError: they do not; the text names the key and says what would work.
     """
-    for key, message, is_broken in _rules(training, layout):
-        require(not is_broken, f"{key}: {message}")
+    for optimizer in training.all_optimizers:
+        with_one = dataclasses.replace(training, optimizer=optimizer, optimizers={})
+        for key, message, is_broken in _rules(with_one, layout):
+            require(not is_broken, f"{key}: {message}")
 
 
 def check_used(training: Training, layout: Layout, searched: Collection[str]) -> None:

@@ -5,9 +5,9 @@
     srun -n 8 python -P -m apps.train /path/task.json         # on a cluster
 
 Beside task.json it leaves history.jsonl, weights.pt and, last of all, result.json; or failure.json
-if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights (with
-DDP on more than two ranks, which groups its sums anew, to rounding). A task may also go on from the
-state.pt that another task has left.
+if it fails. Started again after a kill it goes on from checkpoint.pt, to the very same weights
+(with DDP on more than two ranks, which groups its sums anew, to rounding). A task may also go on
+from the state.pt that another task has left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from apps.contract import (
     write_text,
 )
 from apps.data import FoldBatches, Share, prepare
-from apps.experiment import Supervised, build_model, describe, model_file
+from apps.experiment import describe, make_experiment, model_file
 from apps.history import (
     Diverged,
     Row,
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def train(task: TrainTask, paths: TaskPaths) -> None:
-    training = dataclasses.replace(task.training, optimizer=task.optimizer)
+    training = task.scaled_training
     torch.set_num_threads(task.layout.cores_per_rank)
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = training.precision == "tf32"
@@ -98,8 +98,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
 
     # model, and how the ranks share its training
     seed_torch(task.seed)  # the same weights on every rank
-    experiment = Supervised(build_model(task.model), training)
-    check_metric_names(task, experiment.metrics)
+    experiment = make_experiment(task.model, training)
+    check_metric_names(task, experiment.measured)
     saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
     begins = saved is None
     if begins and task.start is not None:
@@ -145,7 +145,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         # validate
         strategy.average_buffers()
         experiment.train(False)
-        val_sums = experiment.no_sums()
+        val_sums = experiment.no_val_sums()
+        seed_torch(task.seed, 0, strategy.seed_key)  # all epochs are judged by the same numbers
         with torch.no_grad():
             for batch in data.validation(*topology.validation_part):
                 before = clocks.read(topology.device)
@@ -156,7 +157,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
 
         # the clock is rank 0's, so that all ranks decide the same
         seconds = (rows[-1]["seconds"] if rows else 0.0) + time.perf_counter() - start
-        measured = means(experiment.metrics, sums, val_sums)
+        of_validation = experiment.val_means(val_sums).items()
+        measured = experiment.means(sums) | {f"val_{name}": value for name, value in of_validation}
         row = {"epoch": epoch, **measured, "lr": lr, **strategy.facts(), **spent}
         row = topology.comm.bcast(row | {"seconds": seconds})
         check_finite(row)
@@ -169,8 +171,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         if topology.is_first:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:
-                state = states["networks"]["model"]
-                weights = {name: value.cpu().clone() for name, value in state.items()}
+                weights = experiment.weights(checkpoint.on_host(states["networks"]))
                 checkpoint.save(paths.weights, weights)
             content = {
                 "key": task.key(),
@@ -198,11 +199,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
             start_epoch=start_epoch,
             epochs=rows[-1]["epoch"],
             stopped=stopped,
-            metrics={
-                name: value
-                for name, value in best.items()
-                if name.removeprefix("val_") in experiment.metrics
-            },
+            metrics={name: value for name, value in best.items() if name in experiment.measured},
             seconds=rows[-1]["seconds"],
             samples_per_second=data.num_train * len(rows) / clocks.training_s,
             training_s=clocks.training_s,
@@ -285,15 +282,6 @@ def die_with_launcher() -> None:
 def seed_torch(seed: int, *key: int) -> None:
     """Independent random numbers for each (epoch, rank), from the seed of the task."""
     torch.manual_seed(int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0]))
-
-
-def means(metrics: Sequence[str], sums: torch.Tensor, val_sums: torch.Tensor) -> Row:
-    """From (metrics, 2) sums and counts; the two losses first, as a person reads them."""
-    row = {}
-    for name, pair, val_pair in zip(metrics, sums, val_sums, strict=True):
-        row[name] = (pair[0] / pair[1]).item()
-        row[f"val_{name}"] = (val_pair[0] / val_pair[1]).item()
-    return row
 
 
 def staleness_of(rows: Sequence[Row]) -> dict[str, Any]:

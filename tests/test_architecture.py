@@ -19,6 +19,7 @@ OURS = {"workflow", "apps", "sites"}
 STANDARD = sys.stdlib_module_names
 DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "rich", "psutil"}
 SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
+PHYSICS = {"scipy", "sklearn", "matplotlib"}
 RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer"}
 
 
@@ -54,7 +55,8 @@ def allowed(path: Path) -> set[str]:
             | DRIVER
             | search
         )
-    return {"sites": {"sites", "parsl"}, "apps": {"apps"} | RANKS}[folder]
+    physics = PHYSICS if "physics" in inside.parts else set()
+    return {"sites": {"sites", "parsl"}, "apps": {"apps"} | RANKS | physics}[folder]
 
 
 FILES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -256,7 +255,7 @@ def test_the_learning_rate_grows_with_the_batches_of_an_update(training, layout,
             training={**training, "lr_scaling": scaling},
             layout=layout,
         )
-        assert task.optimizer == {"name": "sgd", "lr": pytest.approx(0.1 * factor)}
+        assert task.scaled_training.optimizer == {"name": "sgd", "lr": pytest.approx(0.1 * factor)}
         assert task.training.optimizer == {"name": "sgd", "lr": 0.1}
 
 
@@ -372,6 +371,6 @@ def test_an_optimizer_that_is_not_there_shows_all_that_are():
 def test_a_task_is_the_same_after_its_learning_rate_was_scaled():
     """What a rank puts into its settings must not be scaled again by what reads the task."""
     task = make_task([Path("events.h5")], training={"accumulate": 3, "lr_scaling": "linear"})
-    training = dataclasses.replace(task.training, optimizer=task.optimizer)
+    training = task.scaled_training
     [group] = Supervised(nn.Linear(2, 2), training).optimizers()["model"].param_groups
     assert group["lr"] == pytest.approx(0.3)

@@ -9,7 +9,7 @@ from apps.contract import CENTRAL, Training, averages_weights
 
 if TYPE_CHECKING:
     from apps.data import Preview
-    from apps.experiment import Supervised
+    from apps.experiment import Experiment
     from apps.strategies.base import Strategy
     from apps.topology import Topology
 
@@ -36,7 +36,7 @@ def group_size(training: Training, topology: Topology) -> int:
 
 def create(
     training: Training,
-    experiment: Supervised,
+    experiment: Experiment,
     topology: Topology,
     preview: Preview,
 ) -> Strategy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections import Counter
+from collections.abc import Collection
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -19,12 +20,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from apps.clock import Mark
 from apps.contract import N3LOError
 from apps.data import Epoch
-from apps.experiment import call, untouched
+from apps.experiment import untouched
 from apps.strategies.compression import Reduction, make_reduction
 from apps.strategies.group import import_horovod, start_torch
 from apps.strategies.local import Local
@@ -222,17 +222,20 @@ class Ddp(AllReduce):
                 dist.broadcast(tensor, src=0)
         self._reductions: dict[str, Reduction] = {}
         if self._averages_gradients:
-            self.networks = {name: self._wrapped(name) for name in self.experiment.networks}
+            leaves_out = self._leaving_some_out()
+            self.networks = {
+                name: self._wrapped(name, leaves_out) for name in self.experiment.networks
+            }
         self.make_optimizers()
 
-    def _wrapped(self, name: str) -> nn.Module:
+    def _wrapped(self, name: str, leaves_out: Collection[str]) -> nn.Module:
         devices = self.topology.devices
         one_gpu = devices[0].type == "cuda" and len(devices) == 1
         network = DistributedDataParallel(
             self.experiment.networks[name],
             device_ids=devices if one_gpu else None,
             process_group=self._step_group,
-            find_unused_parameters=self._leaves_some_out(self.experiment.networks[name]),
+            find_unused_parameters=name in leaves_out,
             **_OWN_BUFFERS,
         )
         reduction = self._reductions[name] = self._new_reduction(self.experiment.networks[name])
@@ -246,14 +249,19 @@ class Ddp(AllReduce):
         network.register_comm_hook(None, reduce)
         return network
 
-    def _leaves_some_out(self, network: nn.Module) -> bool:
-        """Whether some parameter gets no gradient, which DDP would wait for."""
-        trained = [each for each in network.parameters() if each.requires_grad]
-        with untouched(network), torch.enable_grad():
-            outputs = tree_leaves(call(network, self.preview.example(2).inputs))
-            total = sum(each.sum() for each in outputs if each.requires_grad)
-            gradients = torch.autograd.grad(total, trained, allow_unused=True)
-        return any(each is None for each in gradients)
+    def _leaving_some_out(self) -> set[str]:
+        """The networks with parameters that get no gradient, for which DDP would wait."""
+        networks, found = self.experiment.networks, set()
+        with ExitStack() as unchanged:
+            for network in networks.values():
+                unchanged.enter_context(untouched(network))
+            for update in self.experiment.updates(networks, self.preview.example(2)):
+                parameters = networks[update.network].parameters()
+                trained = [each for each in parameters if each.requires_grad]
+                gradients = torch.autograd.grad(update.loss, trained, allow_unused=True)
+                if any(each is None for each in gradients):
+                    found.add(update.network)
+        return found
 
     def train(self, epoch: Epoch) -> torch.Tensor:
         try:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from apps.clock import Clock
 from apps.contract import Training
 from apps.data import Batch, Epoch, Preview
-from apps.experiment import Supervised, step_scheduler
+from apps.experiment import Experiment, step_scheduler
 from apps.normalise import synchronise
 from apps.recompute import recompute
 from apps.topology import Topology
@@ -25,7 +25,7 @@ class Strategy:
 
     def __init__(
         self,
-        experiment: Supervised,
+        experiment: Experiment,
         topology: Topology,
         training: Training,
         preview: Preview,

@@ -385,7 +385,8 @@ class Central(Strategy):
         common = (topology.comm, self.flat, num_workers, optimizers)
         rule = self._rule(num_workers)
         if self.exchange.transport == "window":
-            return SharedWindow(*common, training.optimizer, rule)
+            settings = {name: training.optimizer_of(name) for name in optimizers}
+            return SharedWindow(*common, settings, rule)
         return RemoteWindow(*common, rule)
 
     def _require_tolerance(self) -> None:

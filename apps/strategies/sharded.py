@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from apps.contract import N3LOError
-from apps.experiment import call, untouched
 from apps.strategies.divided import Divided
 from apps.strategies.group import start_torch
 from apps.strategies.tensor_plan import whole
@@ -43,9 +42,13 @@ class Sharded(Divided):
         )
         one_worker = ranks.workers == 1
         self.prepare_networks()
+
+        def rehearse() -> None:
+            self.experiment.rehearse(self.preview.example(2))
+
         for network in self.networks.values():
-            inputs = self.preview.example(2).inputs
-            for unit in [*units(network, inputs, self.training.split.unit_parameters), network]:
+            found = units(network, rehearse, self.training.split.unit_parameters)
+            for unit in [*found, network]:
                 fully_shard(
                     unit, mesh=mesh["ranks"] if one_worker else mesh, reshard_after_forward=True
                 )
@@ -72,16 +75,16 @@ class Sharded(Divided):
         dist.destroy_process_group()
 
 
-def units(network: nn.Module, inputs: Any, least: int) -> list[nn.Module]:
+def units(network: nn.Module, rehearse: Callable[[], None], least: int) -> list[nn.Module]:
     """The smallest layers with at least so many parameters that are called as a whole.
 
     A layer whose weights another one reads would not be put together in time.
 
     Args:
-        inputs: of a batch, to see what is called, and what reads what.
+        rehearse: calls the network, to see what is called, and what reads what.
     """
-    with untouched(network), torch.no_grad(), _Readers(network.eval()) as readers:
-        call(network, inputs)
+    with _Readers(network) as readers:
+        rehearse()
     users = Counter(
         id(each) for module in network.modules() for each in module.parameters(recurse=False)
     )

@@ -139,7 +139,7 @@ class SharedWindow(Window):
         comm: of all ranks, which must be on one node.
         optimizers: this rank's own, of the pieces of `flat`; they are set to the shared memory.
             None of them, if the centre has none.
-        settings: that they were made from.
+        settings: that they were made from, by network.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SharedWindow(Window):
         flat: Flat,
         num_workers: int,
         optimizers: Mapping[str, Optimizer],
-        settings: dict[str, Plain],
+        settings: Mapping[str, dict[str, Plain]],
         rule: Rule,
     ) -> None:
         super().__init__(comm, flat, num_workers)
@@ -158,7 +158,7 @@ class SharedWindow(Window):
                 "are on several; use 'messages'"
             )
         self._optimizers = optimizers
-        self._kinds = state_kinds(settings, flat.values.dtype) if optimizers else {}
+        self._kinds = {name: state_kinds(settings[name], flat.values.dtype) for name in optimizers}
         self._window = MPI.Win.Allocate_shared(self._num_bytes(comm.rank == FIRST), comm=comm)
         self._memory, _ = self._window.Shared_query(FIRST)
         if comm.rank == FIRST:
@@ -169,7 +169,7 @@ class SharedWindow(Window):
         self._theta = self._take(len(flat), flat.values.dtype)
         self._started = self._take(self._num_pieces, torch.int64)
         self._states = {
-            name: [self._take_state(piece.where) for piece in pieces]
+            name: [self._take_state(name, piece.where) for piece in pieces]
             for name, pieces in flat.pieces.items()
         }
         self._move_parameters()
@@ -192,12 +192,12 @@ class SharedWindow(Window):
             return 0
         item = self._flat.values.element_size()
         sizes = [8 * self._num_words, item * len(self._flat), 8 * self._num_pieces]
-        for pieces in self._flat.pieces.values():
+        for name, pieces in self._flat.pieces.items():
             for piece in pieces:
                 length = piece.where.stop - piece.where.start
                 sizes += [
                     dtype.itemsize * (length if whole else 1)
-                    for dtype, whole in self._kinds.values()
+                    for dtype, whole in self._kinds.get(name, {}).values()
                 ]
         return sum(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)
 
@@ -208,11 +208,11 @@ class SharedWindow(Window):
         self._used += -(-size // LINE_BYTES) * LINE_BYTES
         return torch.frombuffer(taken, dtype=dtype)
 
-    def _take_state(self, where: slice) -> dict[str, torch.Tensor]:
+    def _take_state(self, name: str, where: slice) -> dict[str, torch.Tensor]:
         length = where.stop - where.start
         return {
             key: self._take(length, dtype) if whole else self._take(1, dtype).reshape(())
-            for key, (dtype, whole) in self._kinds.items()
+            for key, (dtype, whole) in self._kinds.get(name, {}).items()
         }
 
     def _move_parameters(self) -> None:
