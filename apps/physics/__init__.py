@@ -1,0 +1,1 @@
+"""Calorimeter showers: what is measured of them, and how far generated ones are from real ones."""
