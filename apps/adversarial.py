@@ -61,6 +61,14 @@ class Adversaries:
         """The values of `verdicts`, from the sum of what `judge` gave for all events."""
         return {}
 
+    def inspect(self, inputs: Any, targets: Any) -> list[str]:
+        """Warnings about data of which this is a part, one line each.
+
+        Raises:
+            N3LOError: they cannot be trained on.
+        """
+        return []
+
     def experiment(self, training: Training) -> Adversarial:
         return Adversarial(self, training)
 
@@ -87,48 +95,54 @@ class Adversarial(Experiment):
                 f"model '{name}': turns = {list(adversaries.turns)}, but the networks are "
                 f"{', '.join(adversaries.networks)}"
             )
-        self._adversaries = adversaries
+        self.adversaries = adversaries
         losses = [f"{network}_loss" for network in adversaries.networks]
         self.metrics = ["loss", *losses, *adversaries.metrics]
 
     @property
     def measured(self) -> list[str]:
-        in_validation = [*self.metrics, *self._adversaries.verdicts]
+        in_validation = [*self.metrics, *self.adversaries.verdicts]
         return [*self.metrics, *(f"val_{name}" for name in in_validation)]
 
     def no_sums(self) -> torch.Tensor:
         return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=self.device)
 
     def no_val_sums(self) -> torch.Tensor:
-        size = 2 * len(self.metrics) + self._adversaries.judged
+        size = 2 * len(self.metrics) + self.adversaries.judged
         return torch.zeros(size, dtype=torch.float64, device=self.device)
 
     def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
-        for turn, name in enumerate(self._adversaries.turns):
+        for turn, name in enumerate(self.adversaries.turns):
             others = [net for key, net in self.networks.items() if key != name]
             with fixed(others), self.autocast(self.device):
                 # Only the network that moves is called through its strategy.
                 playing = {**self.networks, name: networks[name]}
-                loss, metrics = self._adversaries.loss(turn, playing, batch.inputs, batch.targets)
+                loss, metrics = self.adversaries.loss(turn, playing, batch.inputs, batch.targets)
             yield Update(name, loss, self._sums(name, loss, metrics, batch.num_events))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         sums = torch.stack([each.sums for each in self.updates(self.networks, batch)]).sum(dim=0)
-        judged = self._adversaries.judge(batch.inputs, batch.targets)
+        judged = self.adversaries.judge(batch.inputs, batch.targets)
         return torch.cat([sums.flatten(), judged.to(self.device)])
+
+    def inspect(self, batch: Batch) -> list[str]:
+        return self.adversaries.inspect(batch.inputs, batch.targets)
 
     def means(self, sums: torch.Tensor) -> dict[str, float]:
         found = means_of(self.metrics[1:], sums[1:])
-        losses = [found[f"{network}_loss"] for network in dict.fromkeys(self._adversaries.turns)]
+        losses = [found[f"{network}_loss"] for network in dict.fromkeys(self.adversaries.turns)]
         return {"loss": sum(losses), **found}
 
     def val_means(self, sums: torch.Tensor) -> dict[str, float]:
         size = 2 * len(self.metrics)
         found = self.means(sums[:size].view(-1, 2))
-        return found | self._adversaries.verdict(sums[size:].cpu())
+        return found | self.adversaries.verdict(sums[size:].cpu())
 
     def weights(self, states: Mapping[str, Any]) -> dict[str, Any]:
         return dict(states)
+
+    def states_of(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        return weights
 
     def _sums(
         self, network: str, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor], events: int

@@ -40,6 +40,7 @@ from apps.normalise import synchronise
 from apps.recompute import recompute
 
 CPU = torch.device("cpu")
+INSPECTED = 500  # events of which a model may say that they look odd
 
 
 def main() -> None:
@@ -67,6 +68,7 @@ def check(task: TrainTask) -> dict[str, Any]:
     plan = plan_of(task, index, is_training, task.ranks.readers, epoch=1)
     share = Share(rank=0, num_ranks=task.ranks.readers, group_size=1)
     largest_batch = FoldBatches(task, index, fold_of_event, share, CPU).preview().largest_batch
+    warnings = experiment.inspect(first_events(index, INSPECTED))
     batch = first_events(index)
     try_model(task, experiment, index, batch)
     change_layers(task, experiment)
@@ -91,6 +93,7 @@ def check(task: TrainTask) -> dict[str, Any]:
                 for name, count in non_finite.items()
                 if count > 0
             ),
+            *warnings,
             *of_the_schedule(task),
             *of_the_ranks(task, largest_batch),
             *of_batch_norm(task, experiment),
@@ -98,8 +101,9 @@ def check(task: TrainTask) -> dict[str, Any]:
     }
 
 
-def first_events(index: Index) -> Batch:
-    first = np.arange(min(2, index.num_events))  # BatchNorm needs two
+def first_events(index: Index, number: int = 2) -> Batch:
+    """As a batch; BatchNorm needs two."""
+    first = np.arange(min(number, index.num_events))
     return make_batch(index, Reader(index, index.fields).gather(first), len(first), CPU)
 
 

@@ -101,6 +101,18 @@ class Experiment:
         """What `weights.pt` holds, from the state of each network."""
         raise NotImplementedError
 
+    def states_of(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of each network, from what `weights.pt` holds."""
+        raise NotImplementedError
+
+    def inspect(self, batch: Batch) -> list[str]:
+        """Warnings about data of which this is a part.
+
+        Raises:
+            N3LOError: they cannot be trained on.
+        """
+        return []
+
     def rehearse(self, batch: Batch) -> None:
         """Call the networks as a training step does, without a gradient and without a trace."""
         with ExitStack() as unchanged, torch.no_grad():
@@ -175,6 +187,9 @@ class Supervised(Experiment):
 
     def weights(self, states: Mapping[str, Any]) -> dict[str, Any]:
         return dict(states["model"])
+
+    def states_of(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"model": weights}
 
     def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
         yield self._update(networks["model"], batch)  # which keeps no outputs alive

@@ -20,7 +20,7 @@ STANDARD = sys.stdlib_module_names
 DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "rich", "psutil"}
 SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
 PHYSICS = {"scipy", "sklearn"}
-RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer"}
+RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer", "onnxruntime"}
 
 
 def imported(path: Path) -> set[str]:

@@ -149,6 +149,41 @@ def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--table", choices=["tasks", "trials"], default="tasks")
 
 
+def _task_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trial", metavar="T", help="such as 3 or t003 (default: the best)")
+    command.add_argument("--fold", type=int, default=0, metavar="K", help="(default: 0)")
+    command.add_argument("--to", type=Path, required=True, metavar="FILE")
+
+
+def _network_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--network", metavar="NAME", help="of several, such as generator")
+
+
+def _generate_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--events", type=int, default=1000, metavar="N", help="(default: 1000)")
+    command.add_argument(
+        "--energy",
+        type=float,
+        nargs=2,
+        default=(10.0, 100.0),
+        metavar=("LOW", "HIGH"),
+        help="uniform between, in GeV (default: 10 100)",
+    )
+    command.add_argument(
+        "--like", type=Path, metavar="FILE", help="instead: the energies of that HDF5 file"
+    )
+    command.add_argument("--seed", type=int, default=1, metavar="S", help="(default: 1)")
+
+
+def _ensemble_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--best", type=int, default=5, metavar="K", help="so many trials (default: 5)"
+    )
+    command.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="write ensemble.json and predictions.h5 there"
+    )
+
+
 def _run(options: argparse.Namespace) -> int:
     from workflow import session
 
@@ -195,6 +230,45 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export_model(options: argparse.Namespace) -> int:
+    network = ["--network", options.network] if options.network else []
+    return _use(options, "export", network)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    words = ["--events", str(options.events), "--energy", *map(str, options.energy)]
+    words += ["--like", str(options.like)] if options.like else []
+    _use(options, "generate", [*words, "--seed", str(options.seed)])
+    print(options.to)
+    return 0
+
+
+def _ensemble(options: argparse.Namespace) -> int:
+    from workflow import session, trained
+
+    ledger, study = session.open_ledger(_study(options), options.runs)
+    folders_by_trial = trained.best_folders(ledger, study, options.best)
+    if len(folders_by_trial) < options.best:
+        found = len(folders_by_trial)
+        print(f"--best {options.best}: only {found} finished all folds", flush=True)
+    words = ["--to", str(options.to)] if options.to else []
+    for trial, folders in folders_by_trial.items():
+        words += ["--member", f"t{trial:03d}", *map(str, folders)]
+    trained.run_program("ensemble", words)
+    return 0
+
+
+def _use(options: argparse.Namespace, program: str, words: list[str]) -> int:
+    """Run a program of `apps` on a finished task."""
+    from workflow import session, trained
+
+    ledger, study = session.open_ledger(_study(options), options.runs)
+    trial = None if options.trial is None else _trial_number(options.trial)
+    folder = trained.folder_of(ledger, study, trial, options.fold)
+    trained.run_program(program, [str(folder), str(options.to), *words])
+    return 0
+
+
 _RUN = [_site_options, _budget_options]
 COMMANDS = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
@@ -202,6 +276,21 @@ COMMANDS = {
     "status": (_status, "how far a study is", []),
     "report": (_report, "best trials, failures, scaling, cost", []),
     "export": (_export, "write the ledger as a table", [_export_options]),
+    "export-model": (
+        _export_model,
+        "write a trained network as .onnx or .pt2 (torch.export)",
+        [_task_options, _network_options],
+    ),
+    "generate": (
+        _generate,
+        "write showers of a trained generator as HDF5",
+        [_task_options, _generate_options],
+    ),
+    "ensemble": (
+        _ensemble,
+        "average what the best trials give, and see what that gains",
+        [_ensemble_options],
+    ),
     "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
 }
 

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from apps.adversarial import Adversaries
+from apps.contract import N3LOError
 from apps.physics.observables import ENERGY_EDGES, figure_of_merit, shower_sums
+from apps.physics.validation import check_showers
 
 
 class ShowerModel(Adversaries):
@@ -25,6 +27,18 @@ class ShowerModel(Adversaries):
     def generate(self, energies: torch.Tensor) -> torch.Tensor:
         """New showers, without a gradient, by the networks as they are; both on their device."""
         raise NotImplementedError
+
+    def inspect(self, inputs: Any, targets: Any) -> list[str]:
+        if not (torch.is_tensor(inputs) and torch.is_tensor(targets)):
+            raise N3LOError(
+                "data: a model of showers takes one field of cells and one of energies, as inputs "
+                '= "ECAL" and targets = "energy"'
+            )
+        try:
+            found = check_showers(inputs.float().numpy(), targets.double().numpy())
+        except N3LOError as error:
+            raise N3LOError(f"data: {error}") from error
+        return [f"data: {line}" for line in found]
 
     def judge(self, inputs: Any, targets: Any) -> torch.Tensor:
         made = self.generate(targets)

@@ -24,13 +24,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -41,6 +38,7 @@ import scipy
 from scipy.special import gammainc
 
 from apps.contract import VERSION, N3LOError
+from apps.new_h5 import new_h5
 
 BLOCK_EVENTS = 50  # also the HDF5 chunk, as in the Geant4 files
 ENERGY_LIMITS_GEV = (5.0, 500.0)  # the constants are tuned on 10 to 100 GeV
@@ -151,31 +149,19 @@ def write(
         raise N3LOError(f"events: {num_events} is not at least 1")
     if first_event < 0:
         raise N3LOError(f"first event: {first_event} is negative")
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with _Disk(beside, "w+") as disk:
-            with h5py.File(disk, "w") as file:
-                _label(file, energy_range_gev, seed, first_event)
-                datasets = _create(file, num_events)
-                written = 0
-                events = range(first_event, first_event + num_events)
-                for block in _blocks(events, energy_range_gev, seed):
-                    size = len(block["energy"])
-                    for name, values in block.items():
-                        datasets[name][written : written + size] = values
-                    disk.check()
-                    written += size
-                    if progress:
-                        progress(written)
-            disk.check()
-            os.fsync(disk.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise N3LOError(f"'{path}' cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # renamed, or never made
-            beside.unlink()
+    with new_h5(Path(path)) as (file, check_disk):
+        _label(file, energy_range_gev, seed, first_event)
+        datasets = _create(file, num_events)
+        written = 0
+        events = range(first_event, first_event + num_events)
+        for block in _blocks(events, energy_range_gev, seed):
+            size = len(block["energy"])
+            for name, values in block.items():
+                datasets[name][written : written + size] = values
+            check_disk()
+            written += size
+            if progress:
+                progress(written)
 
 
 def layer_energies(
@@ -418,36 +404,6 @@ def _check(energies: np.ndarray, seed: int) -> None:
 
 def _text(energy_range_gev: tuple[float, float]) -> str:
     return f"{energy_range_gev[0]:g}-{energy_range_gev[1]:g}"
-
-
-class _Disk(io.FileIO):
-    """Keeps the first error of writing, as of a full disk, and says nothing of it to HDF5.
-
-    HDF5 2.0 crashes the process where it cannot write what it has cached.
-    """
-
-    error: OSError | None = None
-
-    def check(self) -> None:
-        if self.error:
-            raise self.error
-
-    def write(self, data: memoryview) -> int:
-        left = memoryview(data).cast("B")
-        size = len(left)
-        try:
-            while left:
-                left = left[super().write(left) :]
-        except OSError as error:
-            self.error = self.error or error
-        return size
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-            return self.tell()
 
 
 class _Parser(argparse.ArgumentParser):
