@@ -18,7 +18,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apps.contract import CENTRAL, N3LOError, Plain, Start, TaskPaths, Training, TrainTask, plain
+from apps.contract import (
+    CENTRAL,
+    N3LOError,
+    Plain,
+    Start,
+    TaskPaths,
+    Training,
+    TrainTask,
+    optimizer_of,
+    plain,
+)
 from apps.experiment import LENGTHS, make_optimizer
 from apps.strategies.base import Strategy
 
@@ -176,14 +186,14 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
     if saved["settings"] == settings and not other_length:
         strategy.restore(states)
         return
-    alike = settings["form"] == saved["settings"]["form"] and (
-        plain(settings["optimizer"]["name"]) == plain(saved["settings"]["optimizer"]["name"])
-    )
+    same_form = settings["form"] == saved["settings"]["form"]
     for name, optimizer in strategy.optimizers.items():
         old = states["optimizers"][name]
-        if alike and (
-            _needs(optimizer, settings["optimizer"]) <= next(iter(old["state"].values()), {}).keys()
-        ):
+        own, before = (
+            optimizer_of(*each["optimizers"], name) for each in (settings, saved["settings"])
+        )
+        alike = same_form and plain(own["name"]) == plain(before["name"])
+        if alike and _needs(optimizer, own) <= next(iter(old["state"].values()), {}).keys():
             groups = optimizer.state_dict()["param_groups"]  # this task's own settings
             moments = {"state": old["state"], "param_groups": groups}
             strategy.restore({"optimizers": {name: moments}})
@@ -193,8 +203,7 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
                 strategy.schedulers[name], epochs * (1 if is_epoch else strategy.preview.num_steps)
             )
         elif same_schedulers and schedule[0]:
-            first_lr = _first_lr(optimizer.state_dict(), settings)
-            scale = first_lr / _first_lr(old, saved["settings"])
+            scale = _first_lr(optimizer.state_dict(), own) / _first_lr(old, before)
             lr = old["param_groups"][0]["lr"] * scale
             optimizer.param_groups[0]["lr"] = lr
             scheduler = strategy.schedulers[name]
@@ -224,9 +233,9 @@ def _moved(state: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     return {**state, **moved}
 
 
-def _first_lr(state: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+def _first_lr(state: Mapping[str, Any], settings: dict[str, Plain]) -> float:
     """The learning rate before any schedule, of the one group that our optimizers have."""
-    alike = make_optimizer(settings["optimizer"], [nn.Parameter(torch.zeros(1, 1))])
+    alike = make_optimizer(settings, [nn.Parameter(torch.zeros(1, 1))])
     return state["param_groups"][0].get("initial_lr", alike.param_groups[0]["lr"])
 
 

@@ -51,6 +51,14 @@ def plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def optimizer_of(
+    common: dict[str, Plain], own: Mapping[str, dict[str, Plain]], network: str
+) -> dict[str, Plain]:
+    """See `Training.optimizer_of`."""
+    settings = own.get(network, {})
+    return settings if "name" in settings else {**common, **settings}
+
+
 def goal_of(metric: str) -> Literal["min", "max"]:
     """Whether less or more of `metric` is better; `val_` in front does not matter."""
     return "max" if metric.removeprefix("val_") in MAXIMISED else "min"
@@ -309,8 +317,7 @@ class Training(Section):
 
     def optimizer_of(self, network: str) -> dict[str, Plain]:
         """Of one of several networks: its own, or what it changes of the common one."""
-        own = self.optimizers.get(network, {})
-        return own if "name" in own else {**self.optimizer, **own}
+        return optimizer_of(self.optimizer, self.optimizers, network)
 
     @property
     def all_optimizers(self) -> list[dict[str, Plain]]:

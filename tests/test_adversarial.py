@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from training_helpers import make_task, without_clock, write_h5
 
 from apps.adversarial import Adversarial, Adversaries
 from apps.check import check
-from apps.contract import N3LOError, Training, TrainTask
+from apps.contract import N3LOError, Start, Training, TrainTask
 from apps.data import Batch, Preview
 from apps.experiment import Supervised, make_experiment
 from apps.strategies.local import Local
@@ -297,6 +298,13 @@ def trained(tmp_path_factory) -> Launches:
     one = {"strategy": "downpour"}
     launches.add("2", "one worker", gan_task(file, training={**one, "epochs": 3}, layout={}))
     launches.add("1", "one rank", gan_task(file, training={"epochs": 3}, layout={}))
+    # One that goes on from another, with another learning rate for one of the networks.
+    first = replace(gan_task(file, training={"epochs": 2}), keep_state=True)
+    launches.add("1", "two", first)
+    start = Start(key=first.key(), folder=str(launches.root / "two"))
+    for name, rates in (("three", RATES), ("three faster", {**RATES, "critic": {"lr": 0.1}})):
+        task = gan_task(file, training={"epochs": 3, "optimizers": rates})
+        launches.add("1 again", name, replace(task, start=start))
     for name in CUT:
         launches.again(name, f"cut {name}", f"{launches.group_of(name)} again")
     return launches
@@ -335,6 +343,14 @@ def test_a_training_that_was_cut_ends_as_one_that_was_not(trained, name):
     whole, other = trained[name], trained[f"cut {name}"]
     assert without_clock(other.rows) == without_clock(whole.rows)
     assert other.paths.weights.read_bytes() == whole.paths.weights.read_bytes()
+
+
+def test_a_training_goes_on_with_the_moments_of_each_network(trained):
+    whole, rest, faster = (trained[name] for name in ("one rank", "three", "three faster"))
+    assert without_clock(rest.rows) == without_clock(whole.rows[2:])
+    assert rest.paths.weights.read_bytes() == whole.paths.weights.read_bytes()
+    assert faster.rows[0]["lr"] == 0.1  # the critic's
+    assert faster.rows[0]["loss"] != rest.rows[0]["loss"]
 
 
 def test_the_figure_of_merit_is_the_verdict_and_the_weights_are_those_of_all_networks(trained):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
+from conftest import ROOT
+from test_architecture import imported
 
 from apps.contract import N3LOError
 from workflow import fingerprint as module
@@ -99,6 +101,20 @@ def test_our_own_models_are_the_models_digest_and_not_the_codes(edit, digest, mo
     names = {path.name for path in seen}
     assert "jets.py" in names
     assert "train.py" not in names
+
+
+def test_the_physics_that_a_model_is_judged_by_is_in_the_models_digest(edit, digest):
+    edit("my_model.py:Tagger", "apps.models.calorimeter_gan:CalorimeterGan")
+    seen = module._with_local_imports(module.model_file(load(edit('name = "small"', 'name = "s"'))))
+    assert {"calorimeter_gan.py", "showers.py", "observables.py"} <= {path.name for path in seen}
+
+
+def test_programs_beside_the_training_are_not_part_of_it():
+    """Else they would have to be in the digest of the code."""
+    beside = {f"apps.{name}" for name in module.BESIDE}
+    for path in [*(ROOT / "apps").glob("*.py"), *(ROOT / "apps/strategies").glob("*.py")]:
+        if path.stem not in module.BESIDE:
+            assert not imported(path) & beside, path
 
 
 def test_a_model_file_that_is_not_there_is_named(edit, digest):

@@ -23,6 +23,8 @@ _INSTALLED = tuple(
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _APPS = Path(apps.__file__).resolve().parent
+# Programs that start, check or use a training, of which the training itself imports nothing.
+BESIDE = ("launch", "check", "trained", "export", "generate", "ensemble", "new_h5")
 
 
 def fingerprint(file: StudyFile, memo: Path) -> Fingerprint:
@@ -89,9 +91,13 @@ def model_file(file: StudyFile) -> Path:
 
 
 def _of_code() -> str:
-    """Of the training program: all of `apps` but the models and what only starts jobs."""
-    outside = {_APPS / "launch.py", _APPS / "check.py", *(_APPS / "models").glob("*.py")}
-    return _digest(path.read_bytes() for path in sorted(_APPS.rglob("*.py")) if path not in outside)
+    """Of the training program: all of `apps` but what only models use, or works before or after."""
+    outside = {_APPS / f"{name}.py" for name in BESIDE}
+    return _digest(
+        path.read_bytes()
+        for path in sorted(_APPS.rglob("*.py"))
+        if path not in outside and not _is_of_models(path)
+    )
 
 
 def _digest(contents: Iterable[bytes]) -> str:
@@ -122,10 +128,14 @@ def _with_local_imports(start: Path) -> set[Path]:
 
 def _is_elsewhere(path: Path) -> bool:
     """Installed, or our own, which has a digest of its own."""
-    in_models = path.is_relative_to(_APPS / "models")
     return any(map(path.is_relative_to, _INSTALLED)) or (
-        path.is_relative_to(_APPS) and not in_models
+        path.is_relative_to(_APPS) and not _is_of_models(path)
     )
+
+
+def _is_of_models(path: Path) -> bool:
+    """Ours, but counted for the models that import it."""
+    return any(path.is_relative_to(_APPS / folder) for folder in ("models", "physics"))
 
 
 def _imports(tree: ast.AST, folder: Path, roots: list[str]) -> Iterator[tuple[str, list[str]]]:

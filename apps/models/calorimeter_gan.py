@@ -14,6 +14,8 @@ What differs, and why:
   statistics in its own turns only: showers that are made for the discriminator, and its opinion of
   them in the generator's turn, leave none. In NNLO these run on statistics of earlier batches,
   which lag behind, differ between ranks, and mix real and generated showers.
+- The discriminator's two heads begin at 0. With Keras' random ones the gradient that reaches a cell
+  is noise at first, ten times what has been learned of where showers are (measured, 40 steps).
 - Real or generated is told by a logit, not by a sigmoid, which half precision would saturate.
 - Showers are made of the energies of the real ones, so that no spectrum needs to be assumed.
 """
@@ -83,6 +85,8 @@ class Generator(nn.Module):
 
     def __init__(self, latent_size: int = 200, filters: Sequence[int] = (64, 6, 6)) -> None:
         super().__init__()
+        _check(latent_size >= 1, f"generator.latent_size: {latent_size} is not at least 1")
+        _check(len(filters) == 3, f"generator.filters: {list(filters)} are not three numbers")
         first, second, third = filters
         self.latent_size = latent_size
         self.layers = nn.Sequential(
@@ -127,24 +131,30 @@ class Discriminator(nn.Module):
         self, filters: Sequence[int] = (32, 8, 8, 8), kernel: int = 5, dropout: float = 0.2
     ) -> None:
         super().__init__()
+        _check(len(filters) == 4, f"discriminator.filters: {list(filters)} are not four numbers")
+        _check(kernel % 2 == 1 and kernel >= 3, f"discriminator.kernel: {kernel} is not 3, 5, ...")
         first, second, third, fourth = filters
-        same = kernel // 2
+        half = kernel // 2
         self.layers = nn.Sequential(
             ChannelsLast(),
-            nn.Conv3d(1, first, kernel, padding=same),
+            nn.Conv3d(1, first, kernel, padding=half),
             nn.LeakyReLU(NEGATIVE_SLOPE),
             nn.Dropout(dropout),
-            *_normalised(nn.Conv3d(first, second, kernel, padding=same), dropout),
-            *_normalised(nn.Conv3d(second, third, kernel, padding=same), dropout),
-            *_normalised(
-                nn.Conv3d(third, fourth, kernel, padding=same - 1), dropout
-            ),  # 23 x 23 x 23
+            nn.Conv3d(first, second, kernel, padding=half),
+            *_normalised(second, dropout),
+            nn.Conv3d(second, third, kernel, padding=half),
+            *_normalised(third, dropout),
+            nn.Conv3d(third, fourth, kernel, padding=half - 1),  # 23 x 23 x 23
+            *_normalised(fourth, dropout),
             nn.AvgPool3d(2),
             nn.Flatten(),
         )
         self.real = nn.Linear(fourth * 11**3, 1)
         self.energy = nn.Linear(fourth * 11**3, 1)
         _initialise(self, nn.init.xavier_uniform_)
+        # What it tells the generator at first would else be random, and hide what it has learned.
+        for head in (self.real, self.energy):
+            nn.init.zeros_(head.weight)
 
     def forward(self, cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, 25, 25, 25) in the networks' scale -> logit of being real, energy / 100 GeV; (B,)."""
@@ -167,6 +177,9 @@ class CalorimeterGan(ShowerModel):
     of the deposit. The generator wants to be taken for real, at the energy asked for, with the mean
     deposit of that energy. The deposit is the sum of the cells: it has no weights, and moves the
     generator alone.
+
+    Measured beside the losses: `discriminator_accuracy`, 0.5 where it can only guess, and
+    `deposit_error` of generated showers, in percent.
 
     Args:
         generator: arguments of `Generator`.
@@ -307,9 +320,8 @@ def leaving_statistics(network: nn.Module) -> Iterator[None]:
             layer.track_running_stats = True
 
 
-def _normalised(conv: nn.Conv3d, dropout: float) -> list[nn.Module]:
-    norm = _batch_norm(conv.out_channels)
-    return [conv, nn.LeakyReLU(NEGATIVE_SLOPE), norm, nn.Dropout(dropout)]
+def _normalised(channels: int, dropout: float) -> list[nn.Module]:
+    return [nn.LeakyReLU(NEGATIVE_SLOPE), _batch_norm(channels), nn.Dropout(dropout)]
 
 
 def _batch_norm(num_features: int) -> nn.BatchNorm3d:
