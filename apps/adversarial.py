@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from apps.contract import N3LOError, Training
+from apps.contract import OWN_LOSS, N3LOError, Training
 from apps.data import Batch
 from apps.experiment import Experiment, Networks, Update, means_of
 
@@ -18,6 +18,8 @@ Loss = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 class Adversaries:
     """What a model file derives from: the networks, whose turn it is, and their losses.
+
+    The study has `loss = "own"`.
 
     Attributes:
         networks: by name; each has an optimizer of its own (`training.optimizers`).
@@ -83,12 +85,13 @@ class Adversarial(Experiment):
     def __init__(self, adversaries: Adversaries, training: Training) -> None:
         super().__init__(adversaries.networks, training)
         name = type(adversaries).__name__
-        for key, value, default in (
-            ("loss", training.loss, Training().loss),
-            ("metrics", training.metrics, []),
-        ):
-            if value != default:
-                raise N3LOError(f"training.{key}: '{name}' has its own; leave it out")
+        if training.loss != OWN_LOSS:
+            raise N3LOError(
+                f"training.loss: '{training.loss}', but '{name}' brings its losses; set it to "
+                f"'{OWN_LOSS}'"
+            )
+        if training.metrics:
+            raise N3LOError(f"training.metrics: '{name}' brings its metrics; leave it out")
         unknown = set(adversaries.turns) - set(adversaries.networks)
         if unknown or not adversaries.turns:
             raise N3LOError(
@@ -122,11 +125,15 @@ class Adversarial(Experiment):
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         sums = torch.stack([each.sums for each in self.updates(self.networks, batch)]).sum(dim=0)
-        judged = self.adversaries.judge(batch.inputs, batch.targets)
+        with self.autocast(self.device):
+            judged = self.adversaries.judge(batch.inputs, batch.targets)
         return torch.cat([sums.flatten(), judged.to(self.device)])
 
     def inspect(self, batch: Batch) -> list[str]:
         return self.adversaries.inspect(batch.inputs, batch.targets)
+
+    def moves_of(self, network: str) -> int:
+        return max(1, list(self.adversaries.turns).count(network))
 
     def means(self, sums: torch.Tensor) -> dict[str, float]:
         found = means_of(self.metrics[1:], sums[1:])

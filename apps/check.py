@@ -86,6 +86,7 @@ def check(task: TrainTask) -> dict[str, Any]:
         "train_events": [int(trains(fold_of_event, fold).sum()) for fold in folds],
         "val_events": [int(validates(fold_of_event, fold).sum()) for fold in folds],
         "num_parameters": experiment.num_parameters,
+        "measured": experiment.measured,
         "steps_per_epoch": plan.num_steps,
         "warnings": [
             *(

@@ -198,10 +198,8 @@ def go_on(task: TrainTask, saved: Mapping[str, Any], strategy: Strategy) -> None
             moments = {"state": old["state"], "param_groups": groups}
             strategy.restore({"optimizers": {name: moments}})
         if other_length:
-            epochs, is_epoch = saved["rows"][-1]["epoch"], task.training.schedule_per == "epoch"
-            _replay(
-                strategy.schedulers[name], epochs * (1 if is_epoch else strategy.preview.num_steps)
-            )
+            unit = strategy.experiment.unit_of(name, strategy.preview.num_steps)
+            _replay(strategy.schedulers[name], saved["rows"][-1]["epoch"] * unit)
         elif same_schedulers and schedule[0]:
             scale = _first_lr(optimizer.state_dict(), own) / _first_lr(old, before)
             lr = old["param_groups"][0]["lr"] * scale

@@ -23,6 +23,8 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 VERSION = "0.1.0"
 
+OWN_LOSS = "own"
+
 T = TypeVar("T")
 
 Plain = Any  # bool, int, float, str, or lists and dicts of them: what TOML and JSON can both hold
@@ -264,7 +266,7 @@ class Training(Section):
     epochs: int = 10
     batch_size: int = 32  # per rank, or per worker where its ranks divide the model
     accumulate: int = 1  # batches of each rank that make one update
-    loss: str = "cross_entropy"
+    loss: str = "cross_entropy"  # OWN_LOSS: the model brings its losses and metrics
     metrics: list[str] = field(default_factory=list)
     optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
     optimizers: dict[str, dict[str, Plain]] = field(default_factory=dict)  # of some of a GAN's

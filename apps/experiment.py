@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from apps.contract import Model, N3LOError, Plain, Schedule, Training, plain
+from apps.contract import OWN_LOSS, Model, N3LOError, Plain, Schedule, Training, plain
 from apps.data import Batch
 
 T = TypeVar("T")
@@ -148,11 +148,21 @@ class Experiment:
         training = self._training
         if not training.phases:
             return {}
-        unit = updates_per_epoch if training.schedule_per == "update" else 1
         return {
-            name: make_schedule(training.phases, optimizer, training.epochs, unit)
+            name: make_schedule(
+                training.phases, optimizer, training.epochs, self.unit_of(name, updates_per_epoch)
+            )
             for name, optimizer in optimizers.items()
         }
+
+    def unit_of(self, network: str, updates_per_epoch: int) -> int:
+        """How often the scheduler of a network steps in an epoch."""
+        per_update = self._training.schedule_per == "update"
+        return updates_per_epoch * self.moves_of(network) if per_update else 1
+
+    def moves_of(self, network: str) -> int:
+        """How often a network moves in an update."""
+        return 1
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """While networks compute."""
@@ -357,6 +367,11 @@ LOSS_ALIASES = {"mse": "mse_loss", "mae": "l1_loss", "bce": "binary_cross_entrop
 
 def _loss(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A mean over the events of a batch."""
+    if name == OWN_LOSS:
+        raise N3LOError(
+            "training.loss: 'own' is for models that bring their losses (apps.adversarial), and "
+            "this one is a module; name a loss, such as 'cross_entropy' or 'mse'"
+        )
     choices = {each: each for each in LOSSES} | LOSS_ALIASES
     chosen = _choose("training.loss", name, choices)
     function = getattr(functional, chosen)

@@ -80,7 +80,7 @@ def points_h5(path: Path, events: int = 96) -> Path:
 def gan_task(file: Path, model: type = TinyGan, **sections: Any) -> TrainTask:
     source = {"source": f"{Path(__file__)}:{model.__name__}", "args": sections.pop("args", {})}
     training = {
-        "select": "last", "batch_size": 8, "optimizer": SGD, "optimizers": RATES,
+        "loss": "own", "select": "last", "batch_size": 8, "optimizer": SGD, "optimizers": RATES,
         **sections.pop("training", {}),
     }  # fmt: skip
     data = {"inputs": ["points", "noise"], "targets": "y"}
@@ -101,7 +101,7 @@ def batch_of(events: int = 6) -> Batch:
 
 def tiny(**settings: Any) -> Adversarial:
     torch.manual_seed(3)
-    return Adversarial(TinyGan(), Training(optimizer=SGD, **settings))
+    return Adversarial(TinyGan(), Training(loss="own", optimizer=SGD, **settings))
 
 
 def local(experiment: Adversarial, **settings: Any) -> Local:
@@ -109,8 +109,8 @@ def local(experiment: Adversarial, **settings: Any) -> Local:
 
     cpu = torch.device("cpu")
     alone = SimpleNamespace(num_ranks=1, device=cpu, devices=[cpu])
-    training = Training(optimizer=SGD, **settings)
-    return Local(experiment, alone, training, Preview(lambda number: batch_of(number), 1, 6))
+    training = Training(loss="own", optimizer=SGD, **settings)
+    return Local(experiment, alone, training, Preview(batch_of, 3, 6))
 
 
 def test_steps_are_those_of_plain_pytorch_with_an_optimizer_for_each_network():
@@ -151,6 +151,20 @@ def test_only_the_network_that_moves_gathers_a_gradient():
             assert all(each.requires_grad for each in network.parameters())
 
 
+def test_a_schedule_per_update_ends_with_the_training_of_each_network():
+    """The critic moves twice in a step, and the generator once."""
+    settings = {
+        "epochs": 2, "schedule_per": "update", "scheduler": {"name": "cosine_annealing_lr"},
+    }  # fmt: skip
+    experiment = tiny(**settings)
+    strategy = local(experiment, **settings)
+    rates = []
+    for _ in range(2):
+        strategy.train([batch_of()] * 3)
+        rates.append([each.param_groups[0]["lr"] for each in strategy.optimizers.values()])
+    assert rates == [pytest.approx([0.05, 0.05]), pytest.approx([0.0, 0.0], abs=1e-9)]
+
+
 def test_losses_are_means_over_events_and_turns():
     """Of two batches of 2 and 6 events, as of one with all."""
     experiment, whole = tiny(), batch_of(8)
@@ -187,10 +201,10 @@ class Nobody(TinyGan):
     [
         (Nobody, {}, "model 'Nobody': turns = ['critic', 'forger'], but the networks are critic, "
          "generator"),
-        (TinyGan, {"training": {"loss": "mse"}}, "training.loss: 'TinyGan' has its own; leave it "
-         "out"),
-        (TinyGan, {"training": {"metrics": ["accuracy"]}}, "training.metrics: 'TinyGan' has its "
-         "own; leave it out"),
+        (TinyGan, {"training": {"loss": "mse"}}, "training.loss: 'mse', but 'TinyGan' brings its "
+         "losses; set it to 'own'"),
+        (TinyGan, {"training": {"metrics": ["accuracy"]}}, "training.metrics: 'TinyGan' brings its "
+         "metrics; leave it out"),
         (TinyGan, {"training": {"optimizers": {"forger": {"lr": 1.0}}}}, "training.optimizers: "
          "there is no network 'forger', only critic, generator"),
         (TinyGan, {"training": {"strategy": "pipeline"}, "layout": {"ranks_per_worker": 2}},

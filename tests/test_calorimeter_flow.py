@@ -239,7 +239,7 @@ def test_networks_begin_at_the_fields_of_independent_numbers(small):
 
 
 def adversarial(flow: CalorimeterFlow, lr: float = 1e-3):
-    return flow.experiment(Training(optimizer={"name": "adam", "lr": lr}))
+    return flow.experiment(Training(loss="own", optimizer={"name": "adam", "lr": lr}))
 
 
 def batch_of(real: tuple[torch.Tensor, torch.Tensor], num: int) -> Batch:

@@ -202,7 +202,7 @@ def test_cells_come_back_from_the_networks_scale():
 
 def test_only_the_network_that_moves_gathers_a_gradient():
     gan = small(generator_steps=1)
-    experiment = Adversarial(gan, Training())
+    experiment = Adversarial(gan, Training(loss="own"))
     inputs, targets = showers_and_energies()
     moved = []
     for update in experiment.updates(gan.networks, Batch(inputs, targets, 4, 4)):
@@ -216,6 +216,17 @@ def test_only_the_network_that_moves_gathers_a_gradient():
                 assert all(each is None for each in gradients)
         moved.append(update.network)
     assert moved == ["discriminator", "discriminator", "generator"]
+
+
+def test_gradients_lie_in_memory_as_their_weights_do():
+    """Else DDP warns, and copies them."""
+    gan = CalorimeterGan(
+        generator={"latent_size": 4, "filters": [4, 4, 4]}, discriminator={"kernel": 3}
+    )
+    for turn in (0, 2):
+        gan.loss(turn, gan.networks, *showers_and_energies(2))[0].backward()
+    weights = [each for network in gan.networks.values() for each in network.parameters()]
+    assert [each.grad.stride() for each in weights] == [each.stride() for each in weights]
 
 
 def test_a_network_gathers_statistics_in_its_own_turns_only():

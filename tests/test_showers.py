@@ -35,7 +35,7 @@ def task_of(path: Path, **data: Any) -> TrainTask:
         [path],
         model={"source": "apps.models.calorimeter_gan:CalorimeterGan", "args": args},
         data={"inputs": "ECAL", "targets": "energy", "folds": 2, **data},
-        training={"batch_size": 10, "optimizer": {"name": "adam"}},
+        training={"loss": "own", "batch_size": 10, "optimizer": {"name": "adam"}},
         objective={"metric": "val_shower_error", "goal": "min"},
     )
 

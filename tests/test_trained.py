@@ -50,7 +50,7 @@ def showers_task(folder: Path) -> TrainTask:
         [write_h5(folder / "showers.h5", **few)],
         model={"source": "apps.models.calorimeter_gan:CalorimeterGan", "args": args},
         data={"inputs": "ECAL", "targets": "energy", "folds": 2},
-        training={"epochs": 1, "optimizer": {"name": "adam"}},
+        training={"epochs": 1, "loss": "own", "optimizer": {"name": "adam"}},
         objective={"metric": "val_shower_error", "goal": "min"},
     )
 

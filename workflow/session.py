@@ -10,6 +10,7 @@ import socket
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console as Terminal
 
@@ -52,7 +53,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     planner = _planner(file, runs)
     folder = runs / file.study.name
     warm = _warm_start(file)
-    checked = preflight.check(planner.base_task(), folder)
+    checked = _checked(file, planner, folder)
     out = terminal()
     with runfolder.opened(folder, file):
         preflight.remember(checked, folder)
@@ -122,7 +123,7 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     search = make_search(file)
     planner = _planner(file, runs)
     warm = _warm_start(file)
-    checked = preflight.check(planner.base_task(), runs / file.study.name)
+    checked = _checked(file, planner, runs / file.study.name)
     study, ledger = file.study, Ledger(runs / file.study.name)
     out.print(_headline(study, site, slots, shape.num_ranks, runs / study.name))
     out.print(
@@ -187,6 +188,16 @@ def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
             f"'python run_workflow.py {_typed(file.path)}', or name its folder by --runs"
         )
     return ledger, file.study
+
+
+def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
+    """What the look at model and data reports; what the study decides by must be measured."""
+    report = preflight.check(planner.base_task(), folder)
+    try:
+        file.study.check_metrics(report["measured"])
+    except ValueError as error:
+        raise N3LOError(f"{file.path}: {error}") from None
+    return report
 
 
 def _planner(file: StudyFile, runs: Path) -> Planner:

@@ -28,6 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from apps.contract import (
+    OWN_LOSS,
     Data,
     Layout,
     Model,
@@ -157,16 +158,24 @@ class Study(Section):
         )
         require(self.seed >= 0, f"seed: {self.seed} is not at least 0")
         require(self.name != "cache", "name: 'cache' is the folder of the results of all studies")
-        metrics = metric_names(self.training)
-        for objective in self.search.further_objectives:
-            self._check_metric(
-                "search.further_objectives", objective.metric, [*metrics, *RESULT_FACTS]
-            )
-        for key, metric in self._metrics_in_use():
-            self._check_metric(key, metric, metrics)
+        if self.training.loss != OWN_LOSS:  # else the model knows, which runs in another process
+            self.check_metrics(metric_names(self.training))
         self._check_folds()
         check_ranks(self.training, self.layout)
         check_used(self.training, self.layout, self.search.space)
+
+    def check_metrics(self, measured: list[str]) -> None:
+        """See that what the study decides by is measured.
+
+        Raises:
+            ValueError: it is not; the text names the key.
+        """
+        for objective in self.search.further_objectives:
+            self._check_metric(
+                "search.further_objectives", objective.metric, [*measured, *RESULT_FACTS]
+            )
+        for key, metric in self._metrics_in_use():
+            self._check_metric(key, metric, measured)
 
     def _check_metric(self, key: str, metric: str, known: list[str]) -> None:
         require(

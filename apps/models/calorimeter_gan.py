@@ -136,8 +136,8 @@ class Discriminator(nn.Module):
         first, second, third, fourth = filters
         half = kernel // 2
         self.layers = nn.Sequential(
-            ChannelsLast(),
             nn.Conv3d(1, first, kernel, padding=half),
+            ChannelsLast(),  # not before: DDP copies a gradient with other strides than its weight
             nn.LeakyReLU(NEGATIVE_SLOPE),
             nn.Dropout(dropout),
             nn.Conv3d(first, second, kernel, padding=half),
