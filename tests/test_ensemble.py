@@ -355,7 +355,9 @@ def test_a_task_that_is_not_finished_is_refused_and_leaves_nothing(tmp_path, eve
 
 
 def test_networks_that_train_against_each_other_are_refused(tmp_path, events):
-    members = members_of(tmp_path, make_task([events], model=model("Rivals")))
+    members = members_of(
+        tmp_path, make_task([events], model=model("Rivals"), training={"loss": "own"})
+    )
     assert refused(members) == (
         "t0: 'Rivals' is no supervised model, but several networks with losses of their own: "
         "their outputs cannot be averaged"
