@@ -398,7 +398,7 @@ def trees(tmp_path_factory) -> dict[str, list[dict]]:
 @pytest.mark.parametrize("strategy", ["downpour", "easgd", "gem"])
 def test_the_top_master_of_a_tree_moves_and_converges(trees, strategy):
     for rank in trees[strategy]:
-        np.testing.assert_allclose(rank["centre"].numpy(), [1.0, -1.0, 2.0, 0.0], atol=0.05)
+        np.testing.assert_allclose(rank["centre"].numpy(), [1.0, -1.0, 2.0, 0.0], atol=0.1)
 
 
 @pytest.mark.parametrize("strategy", ["downpour", "easgd", "gem"])
