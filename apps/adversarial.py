@@ -99,7 +99,7 @@ class Adversarial(Experiment):
                 f"{', '.join(adversaries.networks)}"
             )
         self.adversaries = adversaries
-        losses = [f"{network}_loss" for network in adversaries.networks]
+        losses = [f"{network}_loss" for network in dict.fromkeys(adversaries.turns)]
         self.metrics = ["loss", *losses, *adversaries.metrics]
 
     @property
@@ -136,9 +136,13 @@ class Adversarial(Experiment):
         return max(1, list(self.adversaries.turns).count(network))
 
     def means(self, sums: torch.Tensor) -> dict[str, float]:
-        found = means_of(self.metrics[1:], sums[1:])
-        losses = [found[f"{network}_loss"] for network in dict.fromkeys(self.adversaries.turns)]
-        return {"loss": sum(losses), **found}
+        names = self.metrics[1:]  # the losses, and then the metrics
+        for name, (_, count) in zip(names, sums[1:].tolist(), strict=True):
+            if count == 0:
+                raise N3LOError(f"metrics has '{name}', which no turn gives")
+        found = means_of(names, sums[1:])
+        num_losses = len(names) - len(self.adversaries.metrics)
+        return {"loss": sum(found[name] for name in names[:num_losses]), **found}
 
     def val_means(self, sums: torch.Tensor) -> dict[str, float]:
         size = 2 * len(self.metrics)
@@ -156,6 +160,8 @@ class Adversarial(Experiment):
     ) -> torch.Tensor:
         sums = self.no_sums()
         for name, value in {f"{network}_loss": loss, **metrics}.items():
+            if name not in self.metrics:
+                raise N3LOError(f"the loss gives '{name}', which is not in metrics")
             at = self.metrics.index(name)
             sums[at, 0] += value.detach() * events
             sums[at, 1] += events

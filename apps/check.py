@@ -113,6 +113,8 @@ def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batc
     try:
         with torch.no_grad():
             experiment.evaluate(batch)
+            updates = experiment.updates(experiment.networks, batch)
+            experiment.means(sum((each.sums for each in updates), experiment.no_sums()))
     except Exception as error:
         plain = isinstance(error, N3LOError)
         reason = str(error) if plain else describe(error, model_file(task.model))

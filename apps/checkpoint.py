@@ -142,6 +142,14 @@ def own_fits(task: TrainTask, saved: Mapping[str, Any]) -> bool:
     return bool(settings_of(task)["own"] == saved["settings"]["own"])
 
 
+def copied(networks: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+    """The same on the CPU; a file holds all of the memory of which a tensor is a part."""
+    return {
+        network: {name: value.cpu().clone() for name, value in state.items()}
+        for network, state in networks.items()
+    }
+
+
 def on_host(content: Any) -> Any:
     """The same with all tensors on the CPU, as a file and other ranks shall have them."""
     if isinstance(content, torch.Tensor):

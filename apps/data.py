@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from apps.contract import Data, N3LOError, TrainTask
 from apps.hdf5 import Index, Reader, index_files
@@ -39,6 +41,11 @@ class Batch:
     targets: Any  # (B, ...)
     num_events: int  # B, of this rank
     num_global: int  # of all ranks that share the step
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        inputs, targets = tree_map(lambda each: each.to(device), (self.inputs, self.targets))
+        return dataclasses.replace(self, inputs=inputs, targets=targets)
 
     def cut(self, num_pieces: int) -> list[Batch]:
         """Pieces that differ by at most one event and together are the same step."""

@@ -171,7 +171,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         if topology.is_first:
             append_json_line(paths.history, row)
             if selected_row(task, rows) is row:
-                weights = experiment.weights(checkpoint.on_host(states["networks"]))
+                weights = experiment.weights(checkpoint.copied(states["networks"]))
                 checkpoint.save(paths.weights, weights)
             content = {
                 "key": task.key(),

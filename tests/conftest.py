@@ -12,6 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
+from apps.physics.observables import Observables, observe
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MODEL = """\
@@ -113,3 +115,14 @@ def n3lo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def geant4_parts() -> tuple[Observables, Observables]:
+    """What is seen in the two files of 1000 showers."""
+    observed = []
+    for number in (1, 2):
+        file = ROOT / f"studies/data/clic_ecal_electrons_geant4_part{number}.h5"
+        with h5py.File(file) as showers:
+            observed.append(observe(showers["ECAL"][:], showers["energy"][:]))
+    return observed[0], observed[1]

@@ -189,7 +189,17 @@ def test_losses_are_means_over_events_and_turns():
 
 
 class Alone(TinyGan):
-    turns = ("critic",)
+    """Its generator never moves, and has no loss."""
+
+    turns = ("critic", "critic")
+
+
+class Silent(TinyGan):
+    metrics = ("real_score", "fake_score")
+
+
+class Talking(TinyGan):
+    metrics = ()
 
 
 class Nobody(TinyGan):
@@ -201,6 +211,10 @@ class Nobody(TinyGan):
     [
         (Nobody, {}, "model 'Nobody': turns = ['critic', 'forger'], but the networks are critic, "
          "generator"),
+        (Silent, {}, "model 'Silent' fails on the first batch: metrics has 'fake_score', which no "
+         "turn gives; inputs are points (B, 2), noise (B, 3), targets are (B,)"),
+        (Talking, {}, "model 'Talking' fails on the first batch: the loss gives 'real_score', "
+         "which is not in metrics; inputs are points (B, 2), noise (B, 3), targets are (B,)"),
         (TinyGan, {"training": {"loss": "mse"}}, "training.loss: 'mse', but 'TinyGan' brings its "
          "losses; set it to 'own'"),
         (TinyGan, {"training": {"metrics": ["accuracy"]}}, "training.metrics: 'TinyGan' brings its "
@@ -230,6 +244,14 @@ def test_what_does_not_fit_is_said_before_a_job(tmp_path, model, sections, line)
         task = make_task([file], **{**vars_of(task), "objective": objective})
     with pytest.raises(N3LOError, match=f"^{re.escape(line)}$"):
         check(task)
+
+
+def test_a_network_that_never_moves_has_no_loss():
+    torch.manual_seed(3)
+    experiment = Adversarial(Alone(), Training(loss="own", optimizer=SGD))
+    assert "generator_loss" not in experiment.measured
+    found = experiment.val_means(experiment.evaluate(batch_of()))
+    assert all(math.isfinite(value) for value in found.values())
 
 
 def vars_of(task: TrainTask) -> dict[str, Any]:
@@ -343,6 +365,9 @@ def test_two_ranks_train_as_one_rank_with_the_doubled_batch(trained, way, settin
 def test_a_master_and_one_worker_train_as_one_rank(trained):
     """The networks, each with its optimizer, are parts of one vector there."""
     assert_same_training(trained["one worker"], trained["one rank"])
+    for state in trained["one worker"].weights.values():
+        for value in state.values():  # and not in the file of weights
+            assert value.untyped_storage().nbytes() == value.nbytes
 
 
 @pytest.mark.parametrize("name", [*(f"{way} bf16" for way in WAYS), *CENTRAL])

@@ -26,20 +26,10 @@ from apps.physics.distances import (
     separation_power,
     wasserstein,
 )
-from apps.physics.observables import Observables, observe
+from apps.physics.observables import observe
 from apps.physics.validation import Row, check_showers, measure, validate
 
 DATA = Path(__file__).resolve().parent.parent / "studies" / "data"
-
-
-@pytest.fixture(scope="module")
-def part() -> tuple[Observables, Observables]:
-    """The two files of 1000 Geant4 showers."""
-    observed = []
-    for number in (1, 2):
-        with h5py.File(DATA / f"clic_ecal_electrons_geant4_part{number}.h5") as file:
-            observed.append(observe(file["ECAL"][:], file["energy"][:]))
-    return observed[0], observed[1]
 
 
 def gaussians(events: int, shift: float, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -204,8 +194,8 @@ def test_the_features_have_names_and_are_finite_for_empty_showers():
     assert not features[:, 1:].any()
 
 
-def test_the_features_are_the_quantities_that_they_are_called(part):
-    observed = part[0].take(np.arange(5))
+def test_the_features_are_the_quantities_that_they_are_called(geant4_parts):
+    observed = geant4_parts[0].take(np.arange(5))
     named = dict(zip(FEATURES, features_of(observed).T, strict=True))
     np.testing.assert_array_equal(named["weighted response"], observed.weighted_response)
     np.testing.assert_array_equal(named["layer centre"], observed.moments[:, 2, 0])
@@ -214,9 +204,9 @@ def test_the_features_are_the_quantities_that_they_are_called(part):
     np.testing.assert_allclose(named["last 5 layers fraction"], last)
 
 
-def test_the_floors_of_the_geant4_files(part):
+def test_the_floors_of_the_geant4_files(geant4_parts):
     """Of research/data.md; the separation in S/E depends on the bins, by 0.003 a five of them."""
-    found = {name: value for name, _, value in measure(*part, seed=1)}
+    found = {name: value for name, _, value in measure(*geant4_parts, seed=1)}
     assert found["separation power, response"] == pytest.approx(0.011, abs=0.003)
     assert found["separation power, cell energies"] == pytest.approx(3e-5, rel=0.1)
     assert found["layer correlation, largest difference"] == pytest.approx(0.12, abs=0.005)
@@ -228,10 +218,10 @@ def test_the_floors_of_the_geant4_files(part):
 
 
 @pytest.fixture(scope="module")
-def rows(part) -> tuple[dict[str, Row], dict[str, Row]]:
+def rows(geant4_parts) -> tuple[dict[str, Row], dict[str, Row]]:
     """Of Geant4 against itself, and of showers that are a tenth too hot."""
     few = np.arange(300)
-    real, same = (each.take(few) for each in part)
+    real, same = (each.take(few) for each in geant4_parts)
     with h5py.File(DATA / "clic_ecal_electrons_geant4_part2.h5") as file:
         hot = observe(1.1 * file["ECAL"][:300], file["energy"][:300])
     with pytest.MonkeyPatch.context() as patch:
@@ -254,10 +244,10 @@ def test_wrong_showers_are_above_the_floor(rows):
     assert rows[1]["Wasserstein-1, hottest cell fraction"].significance < 3
 
 
-def test_a_validation_needs_events(part):
-    few = part[0].take(np.arange(99))
+def test_a_validation_needs_events(geant4_parts):
+    few = geant4_parts[0].take(np.arange(99))
     with pytest.raises(N3LOError, match="99 real and 1000 generated showers; at least 100"):
-        validate(few, part[1], seed=1)
+        validate(few, geant4_parts[1], seed=1)
 
 
 def test_rows_have_units_and_no_significance_without_an_uncertainty(rows):

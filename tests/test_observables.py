@@ -6,7 +6,6 @@ from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
@@ -50,19 +49,9 @@ def toy(events: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def part() -> tuple[Observables, Observables]:
-    """The two files of 1000 Geant4 showers."""
-    observed = []
-    for number in (1, 2):
-        with h5py.File(DATA / f"clic_ecal_electrons_geant4_part{number}.h5") as file:
-            observed.append(observe(file["ECAL"][:], file["energy"][:]))
-    return observed[0], observed[1]
-
-
-@pytest.fixture(scope="module")
-def geant4(part) -> Observables:
+def geant4(geant4_parts) -> Observables:
     """All 2000."""
-    one, two = part
+    one, two = geant4_parts
     return Observables(
         geometry=CLIC,
         profiles=tuple(
@@ -392,14 +381,14 @@ def test_the_quantiles_of_geant4_cells(geant4):
     np.testing.assert_allclose(found, [6.7e-6, 7.0e-5, 4.0e-4, 2.9e-3, 2.9e-2], rtol=0.04)
 
 
-def test_the_floor_of_the_figure_of_merit(part):
-    merit = figure_of_merit(*(observed_sums(each) for each in part))
+def test_the_floor_of_the_figure_of_merit(geant4_parts):
+    merit = figure_of_merit(*(observed_sums(each) for each in geant4_parts))
     assert merit.moments == pytest.approx(0.006, abs=0.001)
     assert merit.profiles == pytest.approx(0.046, abs=0.0005)
 
 
-def test_the_floor_of_the_layer_correlation(part):
-    one, two = (layer_correlation(each.layers) for each in part)
+def test_the_floor_of_the_layer_correlation(geant4_parts):
+    one, two = (layer_correlation(each.layers) for each in geant4_parts)
     assert np.abs(one - two).max() == pytest.approx(0.12, abs=0.005)
 
 

@@ -252,10 +252,12 @@ class Ddp(AllReduce):
     def _leaving_some_out(self) -> set[str]:
         """The networks with parameters that get no gradient, for which DDP would wait."""
         networks, found = self.experiment.networks, set()
+        batch = self.preview.example(2).to(self.topology.device)
         with ExitStack() as unchanged:
+            unchanged.enter_context(torch.compiler.set_stance("force_eager"))  # of another size
             for network in networks.values():
                 unchanged.enter_context(untouched(network))
-            for update in self.experiment.updates(networks, self.preview.example(2)):
+            for update in self.experiment.updates(networks, batch):
                 parameters = networks[update.network].parameters()
                 trained = [each for each in parameters if each.requires_grad]
                 gradients = torch.autograd.grad(update.loss, trained, allow_unused=True)
