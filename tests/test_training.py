@@ -708,6 +708,7 @@ def test_the_check_runs_without_mpi_and_leaves_its_report(tmp_path):
         "train_events": [80, 81, 81],
         "val_events": [41, 40, 40],
         "num_parameters": 75,
+        "measured": ["loss", "val_loss"],
         "steps_per_epoch": 12,
         "warnings": [],
     }
