@@ -25,8 +25,11 @@ from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
+from apps import dynamo
 from apps.contract import OWN_LOSS, Model, N3LOError, Plain, Schedule, Training, plain
 from apps.data import Batch
+
+dynamo.defer()
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import Console as Terminal
@@ -19,7 +20,9 @@ from rich.text import Text
 
 from apps.contract import Objective, TrainTask
 from workflow.ledger import Ledger
-from workflow.tasks import Outcome
+
+if TYPE_CHECKING:  # it imports Parsl, which takes a second that a look at a ledger need not wait
+    from workflow.tasks import Outcome
 
 ROWS = 12  # of the live table: the running trials and the best
 

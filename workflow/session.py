@@ -10,7 +10,7 @@ import socket
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Terminal
 
@@ -18,8 +18,6 @@ from apps.contract import CENTRAL, VERSION, Fingerprint, N3LOError, TaskPaths, g
 from apps.launch import training_line
 from sites.base import Site
 from workflow import plan, preflight, report, runfolder
-from workflow.cache import ResultCache
-from workflow.campaign import Campaign
 from workflow.console import Console, terminal
 from workflow.fingerprint import fingerprint
 from workflow.ledger import Ledger, session_facts
@@ -28,7 +26,9 @@ from workflow.scores import Scoring
 from workflow.search import Observation, Problem, Proposal, Search, create
 from workflow.study import Search as SearchSection
 from workflow.study import Study, StudyFile, load
-from workflow.tasks import EngineError, engine
+
+if TYPE_CHECKING:
+    from workflow.cache import ResultCache
 
 PLANNED_TRIALS = 3  # shown in full by `plan`
 
@@ -55,6 +55,12 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     warm = _warm_start(file)
     checked = _checked(file, planner, folder)
     out = terminal()
+
+    # With Parsl, which takes a second: not before all is well.
+    from workflow.cache import ResultCache
+    from workflow.campaign import Campaign
+    from workflow.tasks import EngineError, engine
+
     with runfolder.opened(folder, file):
         preflight.remember(checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
