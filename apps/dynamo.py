@@ -24,9 +24,7 @@ NAME = "torch._dynamo"
 def defer() -> None:
     """From now on it is imported when anything but those two functions of it is asked for."""
     if NAME not in sys.modules:
-        stand_in = _StandIn(NAME)
-        stand_in.__spec__ = importlib.util.find_spec(NAME)
-        stand_in.__path__ = stand_in.__spec__.submodule_search_locations
+        stand_in = _StandIn(importlib.util.find_spec(NAME))
         sys.modules[NAME] = stand_in
         torch._dynamo = stand_in
         sys.meta_path.insert(0, _Submodules())
@@ -35,8 +33,10 @@ def defer() -> None:
 class _StandIn(ModuleType):
     """In its place, until then."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(spec.name)
+        self.__spec__, self.__loader__, self.__file__ = spec, spec.loader, spec.origin
+        self.__path__ = spec.submodule_search_locations
         self.functions: list[Callable[..., Any]] = []
 
     def disable(self, function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
@@ -47,6 +47,8 @@ class _StandIn(ModuleType):
         pass
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # whoever looks through all modules does not use this one
+            raise AttributeError(name)
         return getattr(_import(), name)
 
 
