@@ -67,7 +67,7 @@ def ranks(tmp_path) -> list[psutil.Process]:
 def test_a_driver_killed_at_random_moments_loses_nothing(start, n3lo, study_path, tmp_path):
     moments = random.Random(7)
     done: set[tuple[int, int]] = set()
-    for _ in range(5):
+    for _ in range(4):
         driver = start("--set", "cores=2")
         time.sleep(moments.uniform(2, 14))
         driver.kill()
@@ -155,16 +155,16 @@ def test_a_driver_that_is_told_to_end_takes_everything_along(start, tmp_path, nu
 
 @pytest.mark.parametrize("method", [
     'method = "halving"\noptions = { eta = 3, min_epochs = 1, proposer = "random" }',
-    'method = "population"\noptions = { population = 4, steps = 3 }',
+    'method = "population"\noptions = { population = 4, steps = 2 }',
 ], ids=["halving", "population"])  # fmt: skip
 def test_a_study_whose_trials_go_on_from_each_other_survives_kills(
     start, n3lo, study_path, edit, tmp_path, method
 ):
     edit('method = "random"', method)
     edit("epochs = 2", "epochs = 9")
-    edit("num_trials = 3", "num_trials = 12")
+    edit("num_trials = 3", "num_trials = 8")
     moments = random.Random(3)
-    for _ in range(4):
+    for _ in range(3):
         driver = start("--set", "cores=2")
         time.sleep(moments.uniform(4, 14))
         driver.kill()
@@ -184,7 +184,7 @@ def test_a_study_whose_trials_go_on_from_each_other_survives_kills(
             ended.add(task)
     ledger = Ledger(tmp_path / "runs" / "small")
     children = [t for t in ledger.trials_by_number.values() if t.proposal.parent is not None]
-    assert len(ended) == 24
+    assert len(ended) == 16
     assert children
     for child in children:
         for fold, state in child.tasks.items():
