@@ -17,8 +17,9 @@ setup: $(VENV)/.n3lo-installed
 run: setup
 	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
+# Two files of tests at a time: much of each is waiting for programs to start.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -76,7 +76,8 @@ class Local(Site):
                     loopback_address="127.0.0.1",
                     encrypted=True,
                     interchange_launch_cmd=[
-                        *(sys.executable, "-P", "-m", "sites.detached", "interchange.py")
+                        *(sys.executable, "-P", "-m", "sites.detached"),
+                        *(str(run_dir / "interchange.txt"), "interchange.py"),
                     ],
                     max_workers_per_node=slots,
                     cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
