@@ -39,11 +39,15 @@ class _StandIn(ModuleType):
         self.__path__ = spec.submodule_search_locations
         self.functions: list[Callable[..., Any]] = []
 
-    def disable(self, function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        self.functions.append(function)
-        return function
+    def disable(
+        self, fn: Any = None, recursive: bool = True, *, reason: Any = None, wrapping: bool = True
+    ) -> Any:
+        if wrapping:  # a wish of somebody else than torch, who does not come again
+            return _import().disable(fn, recursive, reason=reason)
+        self.functions.append(fn)
+        return fn
 
-    def graph_break(self, *_: Any, **__: Any) -> None:
+    def graph_break(self, msg: str = "") -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:

@@ -67,6 +67,17 @@ def test_whatever_else_is_used_is_the_real_one(use):
     )
 
 
+def test_what_a_model_keeps_from_the_compiler_is_kept_from_it():
+    run(
+        "@torch.compiler.disable\n"
+        "def forward(x):\n"
+        "    assert not torch.compiler.is_compiling()\n"
+        "    return layer(x)\n"
+        "assert forward._torchdynamo_disable\n"
+        "torch.compile(lambda x: forward(x), backend='eager')(torch.ones(2, 3))\n"
+    )
+
+
 def test_a_compiled_step_stops_where_it_would_have_stopped():
     """What `disable` was called for before the compiler came is disabled after it came."""
     run(
