@@ -36,6 +36,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apps.adversarial import Loss
 from apps.contract import N3LOError
 from apps.experiment import Networks
+from apps.models.block_conv import BlockConv3d
 from apps.models.showers import ShowerModel
 
 ENERGY_UNIT = 100.0  # GeV; the networks see energies in it
@@ -97,14 +98,10 @@ class Generator(nn.Module):
             nn.Conv3d(8, first, (6, 6, 8)),
             nn.LeakyReLU(NEGATIVE_SLOPE),
             _batch_norm(first),
-            nn.Upsample(scale_factor=(2, 2, 2)),  # 14 x 14 x 16
-            nn.ZeroPad3d((0, 0, 2, 2, 2, 2)),
-            nn.Conv3d(first, second, (6, 5, 8)),  # 13 x 14 x 9
+            BlockConv3d(first, second, (6, 5, 8), (2, 2, 0), up=(2, 2, 2)),  # 13 x 14 x 9
             nn.LeakyReLU(NEGATIVE_SLOPE),
             _batch_norm(second),
-            nn.Upsample(scale_factor=(2, 2, 3)),  # 26 x 28 x 27
-            nn.ZeroPad3d((3, 3, 0, 0, 1, 1)),
-            nn.Conv3d(second, third, (3, 3, 8)),  # 26 x 26 x 26
+            BlockConv3d(second, third, (3, 3, 8), (1, 0, 3), up=(2, 2, 3)),  # 26 x 26 x 26
             nn.LeakyReLU(NEGATIVE_SLOPE),
             nn.Conv3d(third, 1, (2, 2, 2), bias=False),  # 25 x 25 x 25
             nn.ReLU(),
