@@ -22,7 +22,7 @@ def test_every_method_has_an_example():
     assert methods == set(METHODS)
 
 
-# Trials of these are independent of each other: fewer show as much.
+# Enough for the models of bayesian, multi and skopt to be asked (that of TPE is after ten trials).
 FEWER = {"bayesian": 6, "multi": 7, "optuna": 4, "skopt": 4, "sobol": 2}
 
 
