@@ -278,6 +278,7 @@ class Training(Section):
     sync_batchnorm: bool = False  # statistics of the whole batch, and not of each rank's part
     recompute: list[str] = field(default_factory=list)  # layers that keep no activations: ["*"]
     compile: bool = False  # by torch.compile
+    cuda_graphs: bool = False  # record what a GPU is asked for in a step, and ask at once
     early_stopping: EarlyStopping | None = None
     target: Target | None = None
     max_minutes: float | None = None  # of training; ends after the epoch that passes it

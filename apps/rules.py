@@ -92,6 +92,8 @@ def _rules(training: Training, layout: Layout) -> Iterator[Rule]:
     yield from _of_the_model(training, layout)
     yield from _of_the_optimizer(training, layout)
     yield from _of_updates(training)
+    if training.cuda_graphs:
+        yield from _of_recording(training, layout)
     if training.strategy == "pipeline":
         yield from _of_the_stages(training, layout)
     if training.strategy == "allreduce":
@@ -156,6 +158,23 @@ def _of_the_model(training: Training, layout: Layout) -> Iterator[Rule]:
         training.compile
         and (strategy not in ("local", "allreduce", "sharded") or layout.gpus_per_rank > 1),
     )
+
+
+def _of_recording(training: Training, layout: Layout) -> Iterator[Rule]:
+    key = "training.cuda_graphs"
+    yield (
+        key,
+        f"is for 'local' with layout.gpus_per_rank = 1, not for '{training.strategy}' with "
+        f"{layout.gpus_per_rank}; set it to false",
+        training.strategy != "local" or layout.gpus_per_rank != 1,
+    )
+    for other, clashes in (
+        ("compile", training.compile),
+        ("recompute", len(training.recompute) > 0),
+        ("accumulate", training.accumulate > 1),
+        ("precision = 'fp16'", training.precision == "fp16"),
+    ):
+        yield key, f"does not go with training.{other}; set it to false, or change that", clashes
 
 
 def _of_the_stages(training: Training, layout: Layout) -> Iterator[Rule]:

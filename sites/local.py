@@ -17,18 +17,24 @@ from sites.launchers import Shape, mpirun
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Site):
-    """`cores` and `gpus` are what the study may use; without them, all that are here."""
+    """`cores` and `gpus` are what the study may use; without them, all that are here.
+
+    `tasks_per_gpu` trainings share a GPU, where one alone leaves it waiting for its processor.
+    """
 
     name = "local"
 
     cores: int | None = None
     gpus: int | None = None
+    tasks_per_gpu: int = 1
 
     def __post_init__(self) -> None:
         if self.cores is not None and self.cores < 1:
             raise SiteError(f"--set cores={self.cores}: it must be at least 1")
         if self.gpus is not None and self.gpus < 0:
             raise SiteError(f"--set gpus={self.gpus}: it must be at least 0")
+        if self.tasks_per_gpu < 1:
+            raise SiteError(f"--set tasks_per_gpu={self.tasks_per_gpu}: it must be at least 1")
 
     def check(self) -> None:
         if shutil.which("mpirun") is None:
@@ -51,13 +57,13 @@ class Local(Site):
                 f"x {shape.gpus_per_rank} gpus_per_rank) and this host has {gpus}: ask for fewer "
                 f"ranks under [layout]"
             )
-        by_gpus = gpus // shape.num_gpus if shape.num_gpus else cores
+        by_gpus = self.tasks_per_gpu * (gpus // shape.num_gpus) if shape.num_gpus else cores
         return min(cores // shape.num_cores, by_gpus)
 
     def node_share(self, shape: Shape) -> float:
         shares = [shape.num_cores / self._num_cores()]
         if shape.num_gpus:
-            shares.append(shape.num_gpus / self._num_gpus())
+            shares.append(shape.num_gpus / self._num_gpus() / self.tasks_per_gpu)
         return min(max(shares), 1.0)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
@@ -122,12 +128,16 @@ class Local(Site):
         return "list:" + ":".join(",".join(map(str, slot)) for slot in lists)
 
     def _gpu_lists(self, shape: Shape, slots: int) -> list[str]:
-        """Parsl's available_accelerators: ["0,1", "2,3"] gives the first slot GPUs 0 and 1."""
+        """Parsl's available_accelerators: ["0,1", "2,3"] gives the first slot GPUs 0 and 1.
+
+        Slots that share GPUs are as far apart as can be.
+        """
         if shape.num_gpus == 0:
             return []
         gpus = _visible_gpus() or [str(gpu) for gpu in range(self._num_gpus())]
         each = shape.num_gpus
-        return [",".join(gpus[slot * each : (slot + 1) * each]) for slot in range(slots)]
+        sets = [gpus[first : first + each] for first in range(0, len(gpus) - each + 1, each)]
+        return [",".join(sets[slot % len(sets)]) for slot in range(slots)]
 
 
 def _visible_gpus() -> list[str]:

@@ -155,6 +155,30 @@ BROKEN: list[tuple[Values, Values, str]] = [
         )
         for way in (TENSOR, STAGES, DOWNPOUR, {"layout.gpus_per_rank": 2})
     ),
+    *(
+        (
+            {**way, "cuda_graphs": True},
+            {"strategy": "local", "layout.ranks_per_worker": 1, "layout.gpus_per_rank": 1},
+            "training.cuda_graphs: is for 'local' with layout.gpus_per_rank = 1, not for "
+            f"'{way.get('strategy', 'local')}' with {way.get('layout.gpus_per_rank', 0)}; set it "
+            "to false",
+        )
+        for way in (TENSOR, DOWNPOUR, {"layout.gpus_per_rank": 2})
+    ),
+    *(
+        (
+            {**way, "cuda_graphs": True, "layout.gpus_per_rank": 1},
+            {"cuda_graphs": False},
+            f"training.cuda_graphs: does not go with training.{other}; set it to false, or change "
+            "that",
+        )
+        for other, way in (
+            ("compile", {"compile": True}),
+            ("recompute", {"recompute": ["*"]}),
+            ("accumulate", {"accumulate": 2}),
+            ("precision = 'fp16'", {"precision": "fp16"}),
+        )
+    ),
     # stages
     (
         {**STAGES, "layout.ranks_per_worker": 6},

@@ -63,6 +63,20 @@ def test_each_slot_has_its_own_cores_and_gpus(tmp_path, monkeypatch):
     assert executor.cpu_affinity == "list:4,5:6,7"
     assert list(executor.available_accelerators) == ["0,1", "2,3"]
     assert executor.max_workers_per_node == 2
+
+
+def test_several_tasks_share_a_gpu_where_the_user_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    site, shape = Local(tasks_per_gpu=2), Shape(num_ranks=1, gpus_per_rank=1)
+    [executor] = site.config(shape, tmp_path, None).executors
+    assert list(executor.available_accelerators) == ["0", "1", "0", "1"]
+    assert site.num_slots(shape) == 4
+    assert site.node_share(shape) == 0.25
+    [executor] = site.config(Shape(num_ranks=2, gpus_per_rank=1), tmp_path, None).executors
+    assert list(executor.available_accelerators) == ["0,1", "0,1"]
+    with pytest.raises(SiteError, match="--set tasks_per_gpu=0: it must be at least 1"):
+        Local(tasks_per_gpu=0)
     assert executor.encrypted
     assert executor.address == "127.0.0.1"
 

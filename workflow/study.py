@@ -53,6 +53,7 @@ GO_TOGETHER = (
     *("training.strategy", "training.backend", "training.exchange.", "training.reduction."),
     *("training.split.", "training.optimizer.", "training.precision", "training.accumulate"),
     *("training.schedule_per", "training.sync_batchnorm", "training.compile"),
+    *("training.cuda_graphs", "training.recompute"),
     *("training.scheduler.", "training.lr_scaling", "training.batch_size"),
 )
 MOST_COMBINATIONS = 1000  # of choices that are tried

@@ -13,7 +13,8 @@ What differs, and why:
   and never of both, and of one rank or, with `sync_batchnorm`, of all. A network gathers running
   statistics in its own turns only: showers that are made for the discriminator, and its opinion of
   them in the generator's turn, leave none. In NNLO these run on statistics of earlier batches,
-  which lag behind, differ between ranks, and mix real and generated showers.
+  which lag behind, differ between ranks, and mix real and generated showers. Here they are of the
+  last ten steps or so, and used in validation only.
 - The discriminator's two heads begin at 0. With Keras' random ones the gradient that reaches a cell
   is noise at first, ten times what has been learned of where showers are (measured, 40 steps).
 - Real or generated is told by a logit, not by a sigmoid, which half precision would saturate.
@@ -36,7 +37,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apps.adversarial import Loss
 from apps.contract import N3LOError
 from apps.experiment import Networks
-from apps.models.block_conv import BlockConv3d
+from apps.models.plane_conv import PlaneConv3d
 from apps.models.showers import ShowerModel
 
 ENERGY_UNIT = 100.0  # GeV; the networks see energies in it
@@ -95,15 +96,18 @@ class Generator(nn.Module):
             nn.Unflatten(1, (8, 7, 7, 8)),
             ChannelsLast(),
             nn.ZeroPad3d((3, 4, 2, 3, 2, 3)),  # "same" of Keras: one more behind, if k is even
-            nn.Conv3d(8, first, (6, 6, 8)),
+            PlaneConv3d(8, first, (6, 6, 8), depth=15),  # to 7 x 7 x 8
             nn.LeakyReLU(NEGATIVE_SLOPE),
             _batch_norm(first),
-            BlockConv3d(first, second, (6, 5, 8), (2, 2, 0), up=(2, 2, 2)),  # 13 x 14 x 9
+            # to 13 x 14 x 9
+            PlaneConv3d(first, second, (6, 5, 8), depth=8, padding=(2, 2, 0), up=(2, 2, 2)),
             nn.LeakyReLU(NEGATIVE_SLOPE),
             _batch_norm(second),
-            BlockConv3d(second, third, (3, 3, 8), (1, 0, 3), up=(2, 2, 3)),  # 26 x 26 x 26
+            # to 26 x 26 x 26
+            PlaneConv3d(second, third, (3, 3, 8), depth=9, padding=(1, 0, 3), up=(2, 2, 3)),
             nn.LeakyReLU(NEGATIVE_SLOPE),
-            nn.Conv3d(third, 1, (2, 2, 2), bias=False),  # 25 x 25 x 25
+            # to 25 x 25 x 25
+            PlaneConv3d(third, 1, (2, 2, 2), depth=26, bias=False),
             nn.ReLU(),
         )
         _initialise(self, partial(nn.init.kaiming_uniform_, nonlinearity="relu"))
@@ -133,17 +137,17 @@ class Discriminator(nn.Module):
         first, second, third, fourth = filters
         half = kernel // 2
         self.layers = nn.Sequential(
-            nn.Conv3d(1, first, kernel, padding=half),
+            _convolution(1, first, kernel, half),
             ChannelsLast(),  # not before: DDP copies a gradient with other strides than its weight
             nn.LeakyReLU(NEGATIVE_SLOPE),
             nn.Dropout(dropout),
-            nn.Conv3d(first, second, kernel, padding=half),
+            _convolution(first, second, kernel, half),
             *_normalised(second, dropout),
-            nn.Conv3d(second, third, kernel, padding=half),
+            _convolution(second, third, kernel, half),
             *_normalised(third, dropout),
-            nn.Conv3d(third, fourth, kernel, padding=half - 1),  # 23 x 23 x 23
+            _convolution(third, fourth, kernel, half - 1),  # 23 x 23 x 23
             *_normalised(fourth, dropout),
-            nn.AvgPool3d(2),
+            Halved(),
             nn.Flatten(),
         )
         self.real = nn.Linear(fourth * 11**3, 1)
@@ -164,6 +168,17 @@ class ChannelsLast(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.to(memory_format=torch.channels_last_3d)
+
+
+class Halved(nn.Module):
+    """AvgPool3d(2) with channels last in its gradient too, or BatchNorm takes ten times as long."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, C, X, Y, Z) -> (B, C, X // 2, Y // 2, Z // 2)."""
+        x, y, z = (size // 2 for size in images.shape[2:])
+        cells = images.permute(0, 2, 3, 4, 1)[:, : 2 * x, : 2 * y, : 2 * z]
+        means = cells.reshape(-1, x, 2, y, 2, z, 2, images.shape[1]).mean(dim=(2, 4, 6))
+        return means.permute(0, 4, 1, 2, 3)
 
 
 class CalorimeterGan(ShowerModel):
@@ -317,13 +332,21 @@ def leaving_statistics(network: nn.Module) -> Iterator[None]:
             layer.track_running_stats = True
 
 
+def _convolution(num_in: int, num_out: int, kernel: int, padding: int) -> PlaneConv3d:
+    """Of images of 25 layers."""
+    return PlaneConv3d(num_in, num_out, (kernel,) * 3, depth=25, padding=(padding,) * 3)
+
+
 def _normalised(channels: int, dropout: float) -> list[nn.Module]:
     return [nn.LeakyReLU(NEGATIVE_SLOPE), _batch_norm(channels), nn.Dropout(dropout)]
 
 
 def _batch_norm(num_features: int) -> nn.BatchNorm3d:
-    """As Keras has it: a momentum of 0.99, which is torch's 0.01, and its eps."""
-    return nn.BatchNorm3d(num_features, eps=1e-3, momentum=0.01)
+    """With Keras' eps, but not its momentum of 0.99 (torch's 0.01).
+
+    Running statistics of the last hundred steps lag behind a generator that learns in so many.
+    """
+    return nn.BatchNorm3d(num_features, eps=1e-3, momentum=0.1)
 
 
 def _initialise(network: nn.Module, initialise: Callable[[torch.Tensor], torch.Tensor]) -> None:

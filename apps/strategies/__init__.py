@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Imported when it is used: the check before a run needs some modules of this package, without MPI.
 STRATEGIES = {
     ("local", None): "local:Local",
+    ("local", "recorded"): "recorded:Recorded",
     ("allreduce", "horovod"): "allreduce:Horovod",
     ("allreduce", "ddp"): "allreduce:Ddp",
     ("sharded", None): "sharded:Sharded",
@@ -42,6 +43,8 @@ def create(
 ) -> Strategy:
     """Set up the strategy that the study names; collective."""
     backend = training.backend if training.strategy == "allreduce" else None
+    if training.cuda_graphs:
+        backend = "recorded"
     module, _, name = STRATEGIES[training.strategy, backend].partition(":")
     strategy = getattr(importlib.import_module(f"apps.strategies.{module}"), name)
     return strategy(experiment, topology, training, preview)

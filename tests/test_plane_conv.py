@@ -1,4 +1,4 @@
-"""Convolutions of blocks give what `Upsample`, zeros and Conv3d give, and so do their gradients."""
+"""Convolutions of planes give what `Upsample`, zeros and Conv3d give, and so do their gradients."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import pytest
 import torch
 from torch import nn
 
-from apps.models.block_conv import BlockConv3d
+from apps.models.plane_conv import PlaneConv3d
 
 CASES = {
     "nothing": {},
     "padding": {"padding": (1, 2, 3)},
-    "last axis": {"padding": (2, 2, 2), "block": (1, 1, 5)},
-    "last axis, less out": {"padding": (1, 1, 1), "block": (1, 1, 5)},
-    "all axes": {"padding": (1, 0, 2), "block": (2, 3, 4)},
     "enlarged": {"up": (2, 2, 3), "padding": (1, 0, 3)},
-    "enlarged, in blocks": {"up": (2, 1, 3), "padding": (2, 1, 2), "block": (1, 2, 2)},
+    "enlarged by other factors": {"up": (2, 1, 3), "padding": (2, 1, 2)},
+    "without biases": {"padding": (1, 1, 1), "bias": False},
 }
+PADDED = {"depth": 10, "padding": (2, 2, 2)}
 
 
-def plain(layer: BlockConv3d) -> nn.Sequential:
+def plain(layer: PlaneConv3d) -> nn.Sequential:
     """The same with the layers of torch, and the same weights."""
     x, y, z = layer.padding
-    conv = nn.Conv3d(layer.in_channels, layer.out_channels, layer.kernel_size).to(layer.weight)
-    conv.load_state_dict(layer.state_dict())
+    bias = layer.bias is not None
+    conv = nn.Conv3d(layer.in_channels, layer.out_channels, layer.kernel_size, bias=bias)
+    conv.to(layer.weight).load_state_dict(layer.state_dict())
     return nn.Sequential(nn.Upsample(scale_factor=layer.up), nn.ZeroPad3d((z, z, y, y, x, x)), conv)
 
 
+@pytest.mark.parametrize("planes", [True, False])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("kernel", [(3, 3, 5), (2, 4, 5)])
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_give_what_the_layers_of_torch_give(case, kernel, memory_format):
+def test_planes_give_what_the_layers_of_torch_give(case, kernel, memory_format, planes):
     torch.manual_seed(1)
-    layer = BlockConv3d(3, 2, kernel, **CASES[case]).double()
+    layer = PlaneConv3d(3, 2, kernel, depth=10, planes=planes, **CASES[case]).double()
     layers = plain(layer)
     images = torch.randn(2, 3, 7, 6, 10, dtype=torch.float64).to(memory_format=memory_format)
     ours, theirs = (images.clone().requires_grad_() for _ in range(2))
@@ -47,12 +48,13 @@ def test_blocks_give_what_the_layers_of_torch_give(case, kernel, memory_format):
 
 
 def test_the_weights_are_those_of_a_convolution():
-    layer = BlockConv3d(1, 4, (5, 5, 5), (2, 2, 2), block=(1, 1, 5))
+    layer = PlaneConv3d(1, 4, (5, 5, 5), **PADDED)
     assert set(layer.state_dict()) == {"weight", "bias"}
     assert layer.weight.shape == (4, 1, 5, 5, 5)
 
 
-def test_channels_that_come_last_stay_there():
-    layer = BlockConv3d(4, 8, (5, 5, 5), (2, 2, 2), block=(1, 1, 5))
-    images = torch.randn(2, 4, 25, 25, 25).to(memory_format=torch.channels_last_3d)
+@pytest.mark.parametrize("planes", [True, False])
+def test_channels_that_come_last_stay_there(planes):
+    layer = PlaneConv3d(4, 8, (5, 5, 5), planes=planes, **PADDED)
+    images = torch.randn(2, 4, 9, 9, 10).to(memory_format=torch.channels_last_3d)
     assert layer(images).is_contiguous(memory_format=torch.channels_last_3d)
