@@ -5,8 +5,9 @@
 
 A step is the discriminator on real and on generated showers and two moves of the generator. The
 bare loop has its showers on the device and does nothing but shuffle, gather, and those moves. "of
-torch" are the same networks with its ZeroPad3d, Conv3d and AvgPool3d, in either order of memory. Epochs of
-all rows are run in turn, so that a noisy machine is noisy for all; the median counts.
+torch" are the same networks with its ZeroPad3d, Conv3d and AvgPool3d, in either order of memory.
+Epochs of all rows are run in turn, so that noise of the machine is the same for all; the median
+counts.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import pytest
 import torch
 from pytorch_optimizer import LARS, Lamb
 from strategy_ranks import model as new_model
+from torch import nn
 from torch.nn.functional import cross_entropy
 from training_helpers import classes_h5, launch, make_task, train_all, write_task
 
 from apps.contract import Layout, N3LOError, Training, from_dict, ranks_of
+from apps.strategies.base import kept_buffers
 from apps.strategies.sharded import check_parameters, units
 
 pytestmark = pytest.mark.mpi
@@ -200,6 +202,12 @@ def test_batch_norm_statistics_are_the_mean_over_ranks(outcomes, way):
     torch.testing.assert_close(ranks[0]["after"]["1.running_mean"], mean)
     own = [each["before"]["1.running_mean"] for each in ranks]
     assert not torch.allclose(own[0], own[1])
+
+
+def test_constants_of_a_model_are_not_averaged():
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    model.register_buffer("mask", torch.ones(3), persistent=False)
+    assert [len(each.shape) for each in kept_buffers(model)] == [1, 1, 0]  # of BatchNorm
 
 
 def test_two_ranks_train_as_one_rank_that_reads_in_two_lanes(tmp_path):

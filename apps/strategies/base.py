@@ -107,7 +107,7 @@ class Strategy:
         many batches there were, are those of the first of them.
         """
         topology = self.topology
-        buffers = [each for net in self.experiment.networks.values() for each in net.buffers()]
+        buffers = [each for net in self.experiment.networks.values() for each in kept_buffers(net)]
         if not buffers:
             return
         flat = torch.cat([buffer.flatten().double().cpu() for buffer in buffers])
@@ -173,3 +173,9 @@ class Strategy:
 
     def close(self) -> None:
         """Leave the other ranks; collective."""
+
+
+def kept_buffers(network: nn.Module) -> list[torch.Tensor]:
+    """Buffers that are part of its state; others are constants."""
+    state = network.state_dict()
+    return [buffer for name, buffer in network.named_buffers() if name in state]

@@ -17,6 +17,7 @@ from apps.contract import N3LOError
 from apps.data import Batch, rows_of
 from apps.experiment import float32
 from apps.strategies import stages
+from apps.strategies.base import kept_buffers
 from apps.strategies.group import start_torch
 from apps.strategies.tensor import InParts
 from apps.strategies.tensor_plan import found_plan, nothing_to_split, split
@@ -184,7 +185,7 @@ class Pipeline(InParts):
 
     def average_buffers(self) -> None:
         group = self.workers_group
-        for buffer in self.networks["model"].buffers():
+        for buffer in kept_buffers(self.networks["model"]):
             if buffer.is_floating_point():
                 dist.all_reduce(buffer, group=group)
                 buffer /= group.size()
