@@ -1,4 +1,5 @@
 # One command each: `make run` sets up and runs the main job, `make test` sets up and runs the tests.
+# `make slurm` runs those that need a Slurm, and installs one.
 #
 #   PYTHON=python3.12 make setup     another interpreter (3.11 or newer)
 #   STUDY=my.toml make run           another study
@@ -10,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: setup run test lint bench clean
+.PHONY: setup run test slurm lint bench clean
 
 setup: $(VENV)/.n3lo-installed
 
@@ -19,7 +20,12 @@ run: setup
 
 # Two files of tests at a time: much of each is waiting for programs to start.
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slurm"
+
+# Studies on a real Slurm of this host; as root, on Debian or Ubuntu.
+slurm: setup
+	command -v slurmctld >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null)
+	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
 
 lint: setup
 	$(BIN)/ruff check .

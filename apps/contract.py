@@ -578,6 +578,7 @@ class Failure:
     reason: Literal[
         "diverged",
         "exception",
+        "walltime",  # the batch job around it ended
         "parent",  # the state that it was to go on from is gone, or does not fit
         "out_of_memory",
         "time_limit",

@@ -28,6 +28,8 @@ from apps.contract import (
     read_json,
 )
 
+PILOT_END = "N3LO_PILOT_END"  # in a worker's environment: when its batch job ends, as of time()
+PILOT_GRACE_S = 30.0  # before it: what runs is stopped in good order, and goes on in the next one
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
 _PR_SET_PDEATHSIG = 1
@@ -73,15 +75,21 @@ def _run(
     paths.failure.unlink(missing_ok=True)
     paths.result.unlink(missing_ok=True)
     task.write(paths.task)
-    limit_s = task.layout.walltime_min * 60
+    own_limit_s = task.layout.walltime_min * 60
+    pilot_s = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S - time.time()
+    if pilot_s <= 0:
+        return Failure(reason="walltime", message="the pilot ended before it began")
     exit_code = _execute(
         training_line(command, paths),
         {**_own_environment(), **environment},
         paths,
         attempt,
-        limit_s,
+        min(own_limit_s, pilot_s),
     )
-    return finished_result(paths, key) or _explain(paths, exit_code, task.layout.walltime_min)
+    finished = finished_result(paths, key)
+    if finished is None and exit_code is None and pilot_s < own_limit_s:
+        return Failure(reason="walltime", message="the pilot ended; it goes on in the next one")
+    return finished or _explain(paths, exit_code, task.layout.walltime_min)
 
 
 def training_line(command: list[str], paths: TaskPaths) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from sites.base import Site, SiteError, build
 
 # name -> "module:Class"
-SITES = {"local": "sites.local:Local"}
+SITES = {"local": "sites.local:Local", "slurm": "sites.slurm:Slurm"}
 
 
 def get(name: str, settings: Mapping[str, str]) -> Site:

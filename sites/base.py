@@ -48,6 +48,14 @@ class Site(ABC):
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
         """The parsl.Config of a campaign; Parsl writes its own files to `run_dir`."""
 
+    def sweep(self, folder: Path) -> int:
+        """Take what a driver of this run folder left in the queue out of it.
+
+        Returns:
+            How many jobs there were.
+        """
+        return 0
+
     @abstractmethod
     def command(self, shape: Shape) -> list[str]:
         """The launch line of one task, up to the program."""

@@ -44,3 +44,29 @@ def mpirun(shape: Shape, host: str = "localhost") -> list[str]:
         "--mca", "osc", "^ucx",
         *(["--with-ft", "ulfm"] if shape.outlives_ranks else []),
     ]  # fmt: skip
+
+
+def srun(shape: Shape, nodes: int, *, mpi: str = "pmix", memory_mb: int | None = None) -> list[str]:
+    """Slurm's srun (20.11 or newer), as a step of the pilot around it.
+
+    Without --exact a step takes its nodes whole, and others wait for it. Cores are always said:
+    srun does not inherit them since 22.05. GPUs are given to the node and not to each rank: NCCL
+    wants to see those of its neighbours. A rank that dies ends the step, unless the others can go
+    on.
+
+    Args:
+        nodes: that the ranks are spread over.
+        memory_mb: of the step on each node, where memory is given away as cores are.
+    """
+    gpus = -(-shape.num_gpus // nodes)
+    return [
+        "srun",
+        "--exact",
+        f"--mpi={mpi}",
+        f"--nodes={nodes}",
+        f"--ntasks={shape.num_ranks}",
+        f"--cpus-per-task={shape.cores_per_rank}",
+        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        *([f"--mem={memory_mb}M"] if memory_mb is not None else []),
+        f"--kill-on-bad-exit={0 if shape.outlives_ranks else 1}",
+    ]

@@ -42,6 +42,7 @@ class ThreadEngine:
         self.pool = ThreadPoolExecutor(num_slots)
         self.finished: dict[str, dict] = {}
         self.executed: list[str] = []
+        self.trained: dict[str, int] = {}  # epochs of tasks
         self.most_trials = 0
         self.most_running = 0
         self._running: list[TrainTask] = []
@@ -49,6 +50,9 @@ class ThreadEngine:
 
     def check(self) -> None:
         """Threads do not break down."""
+
+    def epochs(self, task: TrainTask) -> int:
+        return self.trained.get(task.id, 0)
 
     def is_finished(self, task: TrainTask) -> bool:
         return task.key() in self.finished
@@ -216,6 +220,32 @@ def test_a_task_that_kills_its_workers_is_given_up(campaign, engine):
     ledger = campaign(engine, num_trials=1)
     assert list(ledger.tasks()["status"]) == ["failed", "failed"]
     assert len(engine.executed) == 2 * MAX_ATTEMPTS
+
+
+def test_walltimes_do_not_use_up_attempts_while_a_task_gets_on(campaign, engine):
+    needs = 3 * MAX_ATTEMPTS
+
+    def train(task):
+        engine.trained[task.id] = engine.trained.get(task.id, 0) + 1
+        if engine.trained[task.id] < needs:
+            return Failure(reason="walltime", message="the pilot ended")
+        return distance(task)
+
+    engine.train = train
+    ledger = campaign(engine, num_trials=1)
+    assert list(ledger.tasks()["status"]) == ["done", "done"]
+    assert len(engine.executed) == 2 * needs
+
+
+def test_a_task_whose_epoch_is_longer_than_a_pilot_is_given_up(campaign, engine):
+    def train(task):
+        engine.trained[task.id] = 1  # one epoch, in the first pilot
+        return Failure(reason="walltime", message="the pilot ended")
+
+    engine.train = train
+    ledger = campaign(engine, num_trials=1)
+    assert list(ledger.tasks()["status"]) == ["failed", "failed"]
+    assert len(engine.executed) == 2 * (1 + MAX_ATTEMPTS)
 
 
 def test_an_exhausted_space_ends_the_study_early(campaign, engine, edit):

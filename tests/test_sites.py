@@ -63,6 +63,8 @@ def test_each_slot_has_its_own_cores_and_gpus(tmp_path, monkeypatch):
     assert executor.cpu_affinity == "list:4,5:6,7"
     assert list(executor.available_accelerators) == ["0,1", "2,3"]
     assert executor.max_workers_per_node == 2
+    assert executor.encrypted
+    assert executor.address == "127.0.0.1"
 
 
 def test_several_tasks_share_a_gpu_where_the_user_says_so(tmp_path, monkeypatch):
@@ -77,8 +79,6 @@ def test_several_tasks_share_a_gpu_where_the_user_says_so(tmp_path, monkeypatch)
     assert list(executor.available_accelerators) == ["0,1", "0,1"]
     with pytest.raises(SiteError, match="--set tasks_per_gpu=0: it must be at least 1"):
         Local(tasks_per_gpu=0)
-    assert executor.encrypted
-    assert executor.address == "127.0.0.1"
 
 
 def test_slots_that_share_cores_are_not_pinned(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def error_of(name: str, settings: dict[str, str]) -> str:
 
 
 def test_an_unknown_site_lists_those_there_are():
-    assert error_of("mars", {}) == "--site mars: no such site; there are: local"
+    assert error_of("mars", {}) == "--site mars: no such site; there are: local, slurm"
     assert error_of("locl", {}) == "--site locl: no such site; did you mean 'local'?"
 
 

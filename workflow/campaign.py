@@ -20,10 +20,10 @@ from workflow.stop import reason_to_stop
 from workflow.study import Search as SearchSection
 from workflow.tasks import Engine, Outcome
 
-# Attempts at a task in one session where it is not the training's fault that it ended. Each goes
-# on from the checkpoint of the one before.
+# Attempts at a task in one session that end without a new epoch, where that is not the training's
+# fault. Each goes on from the checkpoint of the one before.
 MAX_ATTEMPTS = 3
-NOT_ITS_FAULT = ("lost", "killed")
+NOT_ITS_FAULT = ("lost", "killed", "walltime")
 REFRESH_S = 0.5
 
 
@@ -42,6 +42,7 @@ class Campaign:
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)  # trials that are to be started
     folds: dict[int, deque[TrainTask]] = field(default_factory=dict)  # not submitted yet, by trial
+    epochs: dict[str, int] = field(default_factory=dict)  # of tasks that were cut off, by their id
     is_over: bool = False  # no more proposals
 
     def run(self) -> None:
@@ -172,14 +173,24 @@ class Campaign:
         if outcome.failure is not None:
             self.ledger.record_failed(task, outcome.failure, folder=folder)
             self.console.ended(task, outcome)
-            if outcome.failure.reason in NOT_ITS_FAULT and attempt < MAX_ATTEMPTS:
-                self._submit(task, attempt + 1)
-                return
+            if outcome.failure.reason in NOT_ITS_FAULT:
+                attempt = 0 if self._got_on(task) else attempt
+                if attempt < MAX_ATTEMPTS:
+                    self._submit(task, attempt + 1)
+                    return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
             self.ledger.record_done(task, outcome.result, cached=cached, folder=folder)
             self.console.ended(task, outcome)
         self._go_on(task.trial)
+
+    def _got_on(self, task: TrainTask) -> bool:
+        """Whether an attempt that was cut off has trained a further epoch."""
+        epochs = self.engine.epochs(task)
+        if epochs <= self.epochs.get(task.id, 0):
+            return False
+        self.epochs[task.id] = epochs
+        return True
 
     def _go_on(self, trial: int) -> None:
         """With the next fold of a trial, unless those that ended leave it without a chance."""

@@ -65,6 +65,13 @@ class Engine:
         )
         return future
 
+    def epochs(self, task: TrainTask) -> int:
+        """How many epochs the attempts at a task have trained so far."""
+        try:
+            return self._paths(task).history.read_text(errors="replace").count("\n")
+        except OSError:
+            return 0
+
     def outcome(self, task: TrainTask, future: Future[Any]) -> Outcome:
         """What came of a future that is done.
 
@@ -99,13 +106,17 @@ class Engine:
 @contextmanager
 def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> Iterator[Engine]:
     """Parsl on a site, for tasks of up to `shape`; what still runs at the end is stopped."""
+    site.sweep(run_folder)
     config = site.config(shape, run_folder / "parsl", TaskCache(results))
-    with parsl.load(config) as kernel:
-        app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
-        try:
-            yield Engine(kernel, app, site, run_folder.resolve(), results)
-        finally:
-            _broken(kernel)
+    try:
+        with parsl.load(config) as kernel:
+            app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
+            try:
+                yield Engine(kernel, app, site, run_folder.resolve(), results)
+            finally:
+                _broken(kernel)
+    finally:
+        site.sweep(run_folder)
 
 
 def _broken(kernel: Any) -> EngineError | None:

@@ -1,0 +1,116 @@
+"""Batch systems: what is asked of them, to the letter."""
+
+from __future__ import annotations
+
+import pytest
+
+import sites
+from sites.base import SiteError
+from sites.batch import mark_of
+from sites.launchers import Shape
+from sites.slurm import Slurm
+
+SMALL = {"nodes": "4", "walltime_min": "60", "cores_per_node": "64", "gpus_per_node": "4"}
+
+
+def slurm(**settings: str) -> Slurm:
+    site = sites.get("slurm", {**SMALL, **settings})
+    assert isinstance(site, Slurm)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "slots"),
+    [
+        (Shape(num_ranks=1), 1, 256),
+        (Shape(num_ranks=2, cores_per_rank=16), 1, 8),
+        (Shape(num_ranks=4, cores_per_rank=16), 1, 4),
+        (Shape(num_ranks=5, cores_per_rank=16), 2, 2),
+        (Shape(num_ranks=1, cores_per_rank=16, gpus_per_rank=1), 1, 16),
+        (Shape(num_ranks=3, gpus_per_rank=1), 1, 4),
+        (Shape(num_ranks=8, cores_per_rank=16, gpus_per_rank=1), 2, 2),
+        (Shape(num_ranks=12, gpus_per_rank=1), 3, 1),
+    ],
+)
+def test_tasks_are_packed_into_the_nodes_of_a_pilot(shape, nodes, slots):
+    assert slurm().nodes_of(shape) == nodes
+    assert slurm().num_slots(shape) == slots
+    assert slurm(pilots="3").num_slots(shape) == 3 * slots
+
+
+def test_a_task_occupies_its_part_of_a_node_or_several():
+    assert slurm().node_share(Shape(num_ranks=2, cores_per_rank=16)) == 0.5
+    assert slurm().node_share(Shape(num_ranks=8, gpus_per_rank=1)) == 2
+
+
+def test_a_step_says_all_that_it_needs():
+    shape = Shape(num_ranks=8, cores_per_rank=16, gpus_per_rank=1)
+    assert slurm().command(shape) == [
+        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--ntasks=8", "--cpus-per-task=16",
+        "--gres=gpu:4", "--kill-on-bad-exit=1",
+    ]  # fmt: skip
+    half = Shape(num_ranks=2, cores_per_rank=16, outlives_ranks=True)
+    assert slurm(memory_gb_per_node="256", mpi="cray_shasta").command(half) == [
+        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--ntasks=2", "--cpus-per-task=16",
+        "--mem=128000M", "--kill-on-bad-exit=0",
+    ]  # fmt: skip
+
+
+def test_what_a_node_cannot_hold_is_said_with_the_equation():
+    for shape, line in (
+        (
+            Shape(num_ranks=1, cores_per_rank=65),
+            "a rank needs 65 cores (layout.cores_per_rank) and a node of slurm has 64 "
+            "(cores_per_node)",
+        ),
+        (
+            Shape(num_ranks=1, gpus_per_rank=5),
+            "a rank needs 5 GPUs (layout.gpus_per_rank) and a node of slurm has 4 (gpus_per_node)",
+        ),
+        (
+            Shape(num_ranks=20, gpus_per_rank=1),
+            "a task needs 5 nodes (20 ranks x 1 cores and 1 GPUs, on nodes of 64 and 4) and a "
+            "pilot has 4: ask for fewer ranks under [layout], or --set nodes=5",
+        ),
+    ):
+        with pytest.raises(SiteError) as caught:
+            slurm().num_slots(shape)
+        assert str(caught.value) == line
+
+
+def test_settings_that_a_pilot_needs_are_asked_for():
+    with pytest.raises(SiteError) as caught:
+        sites.get("slurm", {"nodes": "2"})
+    assert "walltime_min" in str(caught.value)
+    with pytest.raises(SiteError, match="--set nodes=0: it must be at least 1"):
+        slurm(nodes="0")
+
+
+def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
+    site = slurm(account="hep101", partition="gpu", constraint="a100", setup="module load gcc")
+    provider = site.provider("n3lo-0123")
+    assert (provider.account, provider.partition, provider.constraint) == ("hep101", "gpu", "a100")
+    assert (provider.nodes_per_block, provider.walltime) == (4, "01:00:00")
+    assert provider.scheduler_options.splitlines() == [
+        "#SBATCH --comment=n3lo-0123", "#SBATCH --gres=gpu:4", "#SBATCH --exclusive",
+        "#SBATCH --partition=gpu", "#SBATCH --account=hep101", "#SBATCH --constraint=a100",
+    ]  # fmt: skip
+    first, *rest = provider.worker_init.splitlines()
+    assert first == "export N3LO_PILOT_END=$(($(date +%s) + 3600))"
+    assert rest[:3] == ["set -e", "module load gcc", "set +e"]
+    assert rest[-1].startswith("unset SLURM_GPUS_PER_NODE ")
+
+
+def test_each_run_folder_has_a_mark_of_its_own(tmp_path):
+    assert mark_of(tmp_path / "a") == mark_of(tmp_path / "b" / ".." / "a")
+    assert mark_of(tmp_path / "a") != mark_of(tmp_path / "b")
+
+
+def test_without_slurm_the_user_is_told_where_to_go(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SiteError) as caught:
+        slurm().check()
+    assert str(caught.value) == (
+        "Slurm is missing: there is no 'sbatch' on PATH; start the driver on a login node of the "
+        "cluster"
+    )

@@ -1,0 +1,157 @@
+"""Studies on a real Slurm: several nodes of this host, in a network of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from apps.contract import read_json_lines
+from workflow.ledger import Ledger
+
+pytestmark = pytest.mark.slurm
+
+LAB = Path(__file__).parent / "slurm"
+SETTINGS = ("nodes=2", "cores_per_node=2", "interface=lo", "partition=debug")
+
+
+class Cluster:
+    """Slurm's daemons, and how to run something beside them."""
+
+    def __init__(self, folder: Path, num_nodes: int = 3, cores: int = 2) -> None:
+        self.folder = folder
+        script = (
+            "ip link set lo up; ip addr add 127.0.0.2/8 dev lo; "  # for getaddrinfo
+            f"bash {LAB}/up.sh {num_nodes} {cores} > {folder}/up.out 2>&1 && echo up || "
+            f"cat {folder}/up.out; read -r line; bash {LAB}/down.sh"
+        )
+        environment = {**os.environ, "SLURM_LAB": str(folder)}
+        self.process = subprocess.Popen(
+            ["unshare", "--net", "bash", "-c", script],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+        )  # fmt: skip
+        said = self.process.stdout.readline().strip()
+        assert said == "up", said + self.process.stdout.read()
+        wanted = f"source {folder}/env.sh; env -0"
+        shown = subprocess.run(["bash", "-c", wanted], capture_output=True, text=True, check=True)
+        self.environment = dict(line.split("=", 1) for line in shown.stdout.split("\0") if line)
+
+    def start(self, *words: str) -> subprocess.Popen:
+        """A program that sees the cluster; it has the process id that it is started with."""
+        inside = ["nsenter", "--net", "--target", str(self.process.pid), "--", *words]
+        with open(self.folder / "out.txt", "a") as out:
+            return subprocess.Popen(
+                inside, env=self.environment, stdout=out, stderr=out, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )  # fmt: skip
+
+    def ask(self, *words: str) -> str:
+        inside = ["nsenter", "--net", "--target", str(self.process.pid), "--", *words]
+        answer = subprocess.run(
+            inside, env=self.environment, capture_output=True, text=True, check=True
+        )
+        return answer.stdout.strip()
+
+    def jobs(self) -> list[str]:
+        return self.ask("squeue", "--noheader", "--format", "%i").split()
+
+    def down(self) -> None:
+        self.process.communicate("end\n", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("slurm")
+    folder.chmod(0o755)
+    folder.parent.chmod(0o755)  # munged wants to be reached
+    started = Cluster(folder)
+    yield started
+    started.down()
+
+
+@pytest.fixture
+def drive(cluster, study_path, tmp_path):
+    def start(*settings: str) -> subprocess.Popen:
+        words = [word for each in (*SETTINGS, *settings) for word in ("--set", each)]
+        driver = [sys.executable, str(ROOT / "run_workflow.py"), str(study_path)]
+        runs = ["--runs", str(tmp_path / "runs")]
+        return cluster.start(*driver, "--site", "slurm", *words, *runs)
+
+    return start
+
+
+def rows(tmp_path: Path, event: str) -> list[dict]:
+    path = tmp_path / "runs" / "small" / "ledger.jsonl"
+    return [row for row in read_json_lines(path) if row["event"] == event] if path.exists() else []
+
+
+def wait_until(condition, patience_s: float = 60) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.2)
+
+
+def test_what_it_needs_is_installed():
+    for program in ("slurmctld", "slurmd", "munged", "srun", "unshare", "nsenter"):
+        assert shutil.which(program), f"{program} is missing: 'make slurm' installs it"
+
+
+def test_a_study_runs_to_its_end(cluster, drive, tmp_path):
+    driver = drive("walltime_min=10")
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    ledger = Ledger(tmp_path / "runs" / "small")
+    assert set(ledger.tasks()["status"]) == {"done"}
+    assert len(rows(tmp_path, "start")) == len(ledger.tasks())  # nothing was repeated
+    assert cluster.jobs() == []
+
+
+def test_a_study_that_began_on_this_host_goes_on_there(n3lo, drive, study_path, tmp_path):
+    assert n3lo(study_path, "--trials", "1", "--set", "cores=2").returncode == 0
+    assert drive("walltime_min=10").wait(timeout=180) == 0
+    ledger = Ledger(tmp_path / "runs" / "small")
+    assert set(ledger.tasks()["status"]) == {"done"}
+    assert len(rows(tmp_path, "start")) == len(ledger.tasks())  # nothing was repeated
+
+
+def test_a_cancelled_pilot_is_followed_by_another(cluster, drive, tmp_path):
+    driver = drive("walltime_min=10")
+    wait_until(lambda: rows(tmp_path, "end"))
+    [first] = cluster.jobs()
+    cluster.ask("scancel", first)
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    ledger = Ledger(tmp_path / "runs" / "small")
+    assert set(ledger.tasks()["status"]) == {"done"}
+    done = [(row["trial"], row["fold"]) for row in rows(tmp_path, "end") if row["status"] == "done"]
+    assert len(done) == len(set(done))
+    assert cluster.jobs() == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_is_stopped_leaves_no_job(cluster, drive, tmp_path, sent):
+    driver = drive("walltime_min=10")
+    wait_until(lambda: rows(tmp_path, "end"))
+    os.kill(driver.pid, sent)
+    driver.wait(timeout=60)
+    wait_until(lambda: cluster.jobs() == [], 30)
+
+
+def test_what_a_killed_driver_left_is_cleared_by_the_next(cluster, drive, tmp_path):
+    driver = drive("walltime_min=10")
+    wait_until(lambda: rows(tmp_path, "end"))
+    driver.kill()
+    driver.wait()
+    assert len(cluster.jobs()) == 1
+    driver = drive("walltime_min=10")
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    ledger = Ledger(tmp_path / "runs" / "small")
+    assert set(ledger.tasks()["status"]) == {"done"}
+    assert cluster.jobs() == []
