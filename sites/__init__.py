@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from sites.base import Site, SiteError, build
 
 # name -> "module:Class"
-SITES = {"local": "sites.local:Local", "slurm": "sites.slurm:Slurm"}
+SITES = {
+    "local": "sites.local:Local",
+    "slurm": "sites.slurm:Slurm",
+    "frontier": "sites.slurm:Frontier",
+    "perlmutter": "sites.slurm:Perlmutter",
+    "daint_alps": "sites.slurm:DaintAlps",
+    "piz_daint": "sites.slurm:PizDaint",
+    "summit": "sites.lsf:Summit",
+}
 
 
 def get(name: str, settings: Mapping[str, str]) -> Site:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
+import subprocess
 import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sites.base import Site, SiteError, threads
 from sites.launchers import Shape
 
 POLL_S = 10  # between looks at the queue
+COMMAND_S = 60  # a busy batch system answers late
 LAST_START_S = 300  # before the end of a pilot
 
 
@@ -32,6 +34,8 @@ class Batch(Site):
     "module load gcc openmpi". `interface` is the network between the nodes and the host of the
     driver, such as "ib0"; where it is not given, the one that this host's name stands for.
     """
+
+    cancels: ClassVar[str]  # the program that takes jobs out of the queue
 
     nodes: int  # of a pilot
     walltime_min: int  # of a pilot
@@ -55,11 +59,14 @@ class Batch(Site):
         """Parsl's, whose jobs carry a mark in the queue."""
 
     @abstractmethod
-    def cancel(self, mark: str) -> int:
-        """Take all jobs with this mark out of the queue; return how many there were."""
+    def queued(self) -> list[tuple[str, str]]:
+        """The jobs of this user: their numbers and marks."""
 
     def sweep(self, folder: Path) -> int:
-        return self.cancel(mark_of(folder))
+        jobs = [job for job, mark in self.queued() if mark == mark_of(folder)]
+        if jobs:
+            ask([self.cancels, *jobs])
+        return len(jobs)
 
     def nodes_of(self, shape: Shape) -> int:
         """Nodes that a task of this shape is spread over.
@@ -165,6 +172,26 @@ class Batch(Site):
         lines = [end, "set -e", *([self.setup] if self.setup else []), "set +e"]
         lines.append(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
         return "\n".join(lines)
+
+
+def ask(line: list[str], nothing: str | None = None) -> list[str]:
+    """What a program of the batch system answers, in lines.
+
+    Args:
+        nothing: what it complains of where there are no jobs.
+
+    Raises:
+        SiteError: it fails, or does not answer.
+    """
+    try:
+        answer = subprocess.run(
+            line, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SiteError(f"'{shlex.join(line)}' gave no answer in {COMMAND_S} s") from None
+    if answer.returncode and not (nothing and nothing in answer.stderr):
+        raise SiteError(f"'{shlex.join(line)}': {' '.join(answer.stderr.split())}")
+    return answer.stdout.splitlines()
 
 
 def mark_of(folder: Path) -> str:

@@ -46,7 +46,9 @@ def mpirun(shape: Shape, host: str = "localhost") -> list[str]:
     ]  # fmt: skip
 
 
-def srun(shape: Shape, nodes: int, *, mpi: str = "pmix", memory_mb: int | None = None) -> list[str]:
+def srun(
+    shape: Shape, nodes: int, *, mpi: str | None = None, memory_mb: int | None = None
+) -> list[str]:
     """Slurm's srun (20.11 or newer), as a step of the pilot around it.
 
     Without --exact a step takes its nodes whole, and others wait for it. Cores are always said:
@@ -56,17 +58,40 @@ def srun(shape: Shape, nodes: int, *, mpi: str = "pmix", memory_mb: int | None =
 
     Args:
         nodes: that the ranks are spread over.
+        mpi: how ranks find each other; None: as the site has it.
         memory_mb: of the step on each node, where memory is given away as cores are.
     """
     gpus = -(-shape.num_gpus // nodes)
     return [
         "srun",
         "--exact",
-        f"--mpi={mpi}",
+        *([f"--mpi={mpi}"] if mpi is not None else []),
         f"--nodes={nodes}",
         f"--ntasks={shape.num_ranks}",
         f"--cpus-per-task={shape.cores_per_rank}",
         *([f"--gres=gpu:{gpus}"] if gpus else []),
         *([f"--mem={memory_mb}M"] if memory_mb is not None else []),
         f"--kill-on-bad-exit={0 if shape.outlives_ranks else 1}",
+    ]
+
+
+def jsrun(shape: Shape, nodes: int) -> list[str]:
+    """jsrun of LSF on Summit's kind of machines, as a step of the pilot around it.
+
+    A resource set is cores and GPUs that its ranks share. There is one a node, as OLCF has it for
+    deep learning: NCCL wants to see the GPUs of its neighbours. Where ranks cannot be dealt evenly,
+    each has a set of its own. Nothing is left to defaults, which are one core and no GPU.
+
+    Source: https://docs.olcf.ornl.gov/systems/summit_user_guide.html (of 2024).
+    """
+    ranks_of_set = shape.num_ranks // nodes if shape.num_ranks % nodes == 0 else 1
+    return [
+        "jsrun",
+        f"--nrs={shape.num_ranks // ranks_of_set}",
+        f"--rs_per_host={-(-shape.num_ranks // ranks_of_set // nodes)}",
+        f"--tasks_per_rs={ranks_of_set}",
+        f"--cpu_per_rs={ranks_of_set * shape.cores_per_rank}",
+        f"--gpu_per_rs={ranks_of_set * shape.gpus_per_rank}",
+        f"--bind=packed:{shape.cores_per_rank}",
+        "--launch_distribution=packed",
     ]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 from sites.base import SiteError
-from sites.batch import POLL_S, Batch
+from sites.batch import COMMAND_S, POLL_S, Batch, ask
 from sites.launchers import Shape, srun
-
-COMMAND_S = 60  # a busy controller answers late
 
 # Of the pilot, and not of its steps: srun would take them for its own options.
 UNSET = (
@@ -22,18 +19,19 @@ UNSET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Batch):
-    """`partition`, `qos`, `constraint` as of sbatch; `mpi` as of srun.
+    """`partition`, `qos`, `constraint` as of sbatch; `mpi` as of srun, or none: the site's own.
 
     `memory_gb_per_node` is for clusters that give memory away as they do cores: a step would take
     all of its nodes'.
     """
 
     name = "slurm"
+    cancels = "scancel"
 
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    mpi: str = "pmix"
+    mpi: str | None = "pmix"
     memory_gb_per_node: int | None = None
 
     def check(self) -> None:
@@ -84,27 +82,74 @@ class Slurm(Batch):
             launcher=SimpleLauncher(),
         )
 
-    def cancel(self, mark: str) -> int:
-        """Take all jobs with this mark out of the queue, and see that they are gone."""
-        jobs = [
-            job
-            for job, comment in (line.split("|", 1) for line in _asked("%i|%k"))
-            if comment == mark
-        ]
-        if jobs:
-            subprocess.run(["scancel", *jobs], capture_output=True, timeout=COMMAND_S, check=False)
-        return len(jobs)
+    def queued(self) -> list[tuple[str, str]]:
+        lines = ask(["squeue", "--me", "--noheader", "--format", "%i|%k"])
+        return [(job, mark) for job, _, mark in (line.partition("|") for line in lines)]
 
 
-def _asked(form: str) -> list[str]:
-    """A line for each job of this user."""
-    line = ["squeue", "--me", "--noheader", "--format", form]
-    try:
-        answer = subprocess.run(
-            line, capture_output=True, text=True, timeout=COMMAND_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise SiteError(f"'{' '.join(line)}' gave no answer in {COMMAND_S} s") from None
-    if answer.returncode:
-        raise SiteError(f"'{' '.join(line)}': {answer.stderr.strip()}")
-    return answer.stdout.splitlines()
+# Machines of known shape. What is not here, such as the account, is the user's to say.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PizDaint(Slurm):
+    """CSCS's Cray XC50, retired in late 2024: 1 P100 and 12 cores a node."""
+
+    name = "piz_daint"
+
+    account: str
+    constraint: str | None = "gpu"
+    mpi: str | None = None
+    cores_per_node: int = 12
+    gpus_per_node: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaintAlps(Slurm):
+    """CSCS's Daint on Alps: 4 GH200 and 4 x 72 cores a node, of whose memory 450 GB are usable.
+
+    Source: https://docs.cscs.ch, clusters/daint and running/slurm (2025).
+    """
+
+    name = "daint_alps"
+
+    account: str
+    mpi: str | None = None
+    cores_per_node: int = 288
+    gpus_per_node: int = 4
+    memory_gb_per_node: int | None = 450
+    interface: str | None = "hsn0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier(Slurm):
+    """OLCF's: 4 MI250X, which are 8 GPUs, and 56 usable cores a node.
+
+    Not more than some 100 steps at once: they load the controller.
+    Source: https://docs.olcf.ornl.gov/systems/frontier_user_guide.html (2025).
+    """
+
+    name = "frontier"
+
+    account: str
+    mpi: str | None = None
+    cores_per_node: int = 56
+    gpus_per_node: int = 8
+    interface: str | None = "hsn0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perlmutter(Slurm):
+    """NERSC's GPU nodes: 4 A100 and 64 cores.
+
+    Source: https://docs.nersc.gov/systems/perlmutter/architecture (2025).
+    """
+
+    name = "perlmutter"
+
+    account: str
+    constraint: str | None = "gpu"
+    qos: str | None = "regular"
+    mpi: str | None = None
+    cores_per_node: int = 64
+    gpus_per_node: int = 4
+    interface: str | None = "hsn0"

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
 import sites
+from apps.launch import PILOT_END
 from sites.base import SiteError
 from sites.batch import mark_of
 from sites.launchers import Shape
 from sites.slurm import Slurm
+from workflow.ledger import Ledger
+
+STANDINS = Path(__file__).parent / "standins"
+COLUMNS = ["trial", "fold", "status", "fom", "training.optimizer.lr", "model.args.width", "key"]
 
 SMALL = {"nodes": "4", "walltime_min": "60", "cores_per_node": "64", "gpus_per_node": "4"}
 
@@ -17,6 +27,32 @@ def slurm(**settings: str) -> Slurm:
     site = sites.get("slurm", {**SMALL, **settings})
     assert isinstance(site, Slurm)
     return site
+
+
+@pytest.mark.campaign
+def test_a_study_gives_the_same_ledger_on_this_host_and_on_summit(n3lo, study_path, tmp_path):
+    """On stand-ins of LSF's programs and of jsrun, which check what they are asked for."""
+    (tmp_path / "queue").mkdir()
+    environment = {
+        "PATH": f"{STANDINS}:{os.environ['PATH']}",
+        "STANDIN_QUEUE": str(tmp_path / "queue"),
+    }
+    machine = ("account=phy101", "nodes=1", "walltime_min=10", "cores_per_node=2", "interface=lo")
+    settings = [word for each in machine for word in ("--set", each)]
+    there = n3lo(study_path, "--site", "summit", *settings, "--runs", "there", env=environment)
+    assert there.returncode == 0, there
+    here = n3lo(study_path, "--set", "cores=2", "--runs", "here")
+    assert here.returncode == 0, here
+    tables = [Ledger(tmp_path / runs / "small").tasks() for runs in ("here", "there")]
+    for table in tables:
+        assert set(table["status"]) == {"done"}
+    pd.testing.assert_frame_equal(*(table[COLUMNS] for table in tables))
+    jobs = {"PATH": environment["PATH"], "STANDIN_QUEUE": environment["STANDIN_QUEUE"]}
+    form = "jobid job_description delimiter='|'"
+    left = subprocess.run(
+        ["bjobs", "-noheader", "-o", form], env=jobs, capture_output=True, text=True, check=False
+    )
+    assert left.stderr.strip() == "No unfinished job found"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +90,40 @@ def test_a_step_says_all_that_it_needs():
         "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--ntasks=2", "--cpus-per-task=16",
         "--mem=128000M", "--kill-on-bad-exit=0",
     ]  # fmt: skip
+
+
+def test_a_step_of_summit_has_a_resource_set_on_each_node():
+    summit = sites.get("summit", {"account": "phy101", "nodes": "4", "walltime_min": "60"})
+    assert summit.command(Shape(num_ranks=12, cores_per_rank=7, gpus_per_rank=1)) == [
+        "jsrun", "--nrs=2", "--rs_per_host=1", "--tasks_per_rs=6", "--cpu_per_rs=42",
+        "--gpu_per_rs=6", "--bind=packed:7", "--launch_distribution=packed",
+    ]  # fmt: skip
+    # Ranks that cannot be dealt evenly have one each.
+    assert summit.command(Shape(num_ranks=7, cores_per_rank=7, gpus_per_rank=1)) == [
+        "jsrun", "--nrs=7", "--rs_per_host=4", "--tasks_per_rs=1", "--cpu_per_rs=7",
+        "--gpu_per_rs=1", "--bind=packed:7", "--launch_distribution=packed",
+    ]  # fmt: skip
+    assert summit.num_slots(Shape(num_ranks=1, cores_per_rank=7, gpus_per_rank=1)) == 24
+
+
+PILOT = {"account": "hep101", "nodes": "16", "walltime_min": "60"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("frontier", "--nodes=2 --ntasks=16 --cpus-per-task=7 --gres=gpu:8"),
+        ("perlmutter", "--nodes=4 --ntasks=16 --cpus-per-task=7 --gres=gpu:4"),
+        ("daint_alps", "--nodes=4 --ntasks=16 --cpus-per-task=7 --gres=gpu:4 --mem=450000M"),
+        ("piz_daint", "--nodes=16 --ntasks=16 --cpus-per-task=7 --gres=gpu:1"),
+    ],
+)
+def test_a_task_of_16_gpus_on_a_machine_of_known_shape(name, options):
+    shape = Shape(num_ranks=16, cores_per_rank=7, gpus_per_rank=1)
+    line = " ".join(sites.get(name, PILOT).command(shape))
+    assert line == f"srun --exact {options} --kill-on-bad-exit=1"
+    with pytest.raises(SiteError, match="account"):
+        sites.get(name, {"nodes": "2", "walltime_min": "60"})
 
 
 def test_what_a_node_cannot_hold_is_said_with_the_equation():
@@ -96,7 +166,7 @@ def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
         "#SBATCH --partition=gpu", "#SBATCH --account=hep101", "#SBATCH --constraint=a100",
     ]  # fmt: skip
     first, *rest = provider.worker_init.splitlines()
-    assert first == "export N3LO_PILOT_END=$(($(date +%s) + 3600))"
+    assert first == f"export {PILOT_END}=$(($(date +%s) + 3600))"
     assert rest[:3] == ["set -e", "module load gcc", "set +e"]
     assert rest[-1].startswith("unset SLURM_GPUS_PER_NODE ")
 

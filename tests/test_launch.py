@@ -161,6 +161,21 @@ def test_a_job_past_its_time_is_ended_with_all_its_processes(tmp_path, monkeypat
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+def test_a_job_is_stopped_in_good_order_before_the_pilot_around_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S + 1))
+    failure = failure_of(make_task(), tmp_path, "exec sleep 100")
+    assert failure == Failure(
+        reason="walltime", message="the pilot ended; it goes on in the next one"
+    )
+
+
+def test_a_job_does_not_begin_in_a_pilot_that_is_about_to_end(tmp_path, monkeypatch):
+    monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S - 1))
+    failure = failure_of(make_task(), tmp_path, f"touch {tmp_path}/began")
+    assert failure == Failure(reason="walltime", message="the pilot ended before it began")
+    assert not (tmp_path / "began").exists()
+
+
 @pytest.mark.parametrize("said", ["failure", "result"])
 def test_a_job_that_said_how_it_went_and_hangs_in_its_end_is_ended(tmp_path, monkeypatch, said):
     """As an mpirun that outlives ranks does when several of them abort at once."""

@@ -99,7 +99,10 @@ def error_of(name: str, settings: dict[str, str]) -> str:
 
 
 def test_an_unknown_site_lists_those_there_are():
-    assert error_of("mars", {}) == "--site mars: no such site; there are: local, slurm"
+    assert error_of("mars", {}) == (
+        "--site mars: no such site; there are: daint_alps, frontier, local, perlmutter, piz_daint, "
+        "slurm, summit"
+    )
     assert error_of("locl", {}) == "--site locl: no such site; did you mean 'local'?"
 
 

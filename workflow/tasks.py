@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
 
 from apps.contract import Failure, TaskPaths, TrainTask, from_dict
 from apps.launch import finished_result, run_training
-from sites.base import Site
+from sites.base import Site, SiteError
 from sites.launchers import Shape
 from workflow.cache import ResultCache, TaskCache
 from workflow.plan import shape_of
@@ -116,7 +116,8 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
             finally:
                 _broken(kernel)
     finally:
-        site.sweep(run_folder)
+        with suppress(SiteError):  # Parsl has cancelled its jobs itself; the next start looks again
+            site.sweep(run_folder)
 
 
 def _broken(kernel: Any) -> EngineError | None:

@@ -1,0 +1,70 @@
+"""LSF with jsrun: pilots by bsub, tasks as steps by jsrun. Summit, and its kind."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from sites.base import SiteError
+from sites.batch import COMMAND_S, POLL_S, Batch, ask
+from sites.launchers import Shape, jsrun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lsf(Batch):
+    """`queue` as of bsub. Workers run on the launch node that the machine gives to each job."""
+
+    name = "lsf"
+    cancels = "bkill"
+
+    queue: str | None = None
+
+    def check(self) -> None:
+        for program in ("bsub", "bjobs", "bkill"):
+            if shutil.which(program) is None:
+                raise SiteError(
+                    f"LSF is missing: there is no '{program}' on PATH; start the driver on a "
+                    f"login node of the machine"
+                )
+
+    def command(self, shape: Shape) -> list[str]:
+        return jsrun(shape, self.nodes_of(shape))
+
+    def provider(self, mark: str) -> Any:
+        from parsl.launchers import SimpleLauncher
+        from parsl.providers import LSFProvider
+
+        class Polled(LSFProvider):  # type: ignore[misc]
+            status_polling_interval = POLL_S
+
+        return Polled(
+            project=self.account,
+            queue=self.queue,
+            nodes_per_block=self.nodes,
+            init_blocks=1,
+            min_blocks=0,
+            max_blocks=self.pilots,
+            walltime=f"{self.walltime_min // 60:02d}:{self.walltime_min % 60:02d}:00",
+            scheduler_options=f"#BSUB -Jd {mark}",
+            worker_init=f"{self._worker_init()}\nunset TMPDIR",  # jsrun fails where it is set
+            cmd_timeout=COMMAND_S,
+            launcher=SimpleLauncher(),
+        )
+
+    def queued(self) -> list[tuple[str, str]]:
+        form = "jobid job_description delimiter='|'"
+        lines = ask(["bjobs", "-noheader", "-o", form], nothing="No unfinished job found")
+        return [(job, mark) for job, _, mark in (line.partition("|") for line in lines)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summit(Lsf):
+    """OLCF's, switched off on 2024-11-15: 6 V100 and 42 usable cores a node."""
+
+    name = "summit"
+
+    account: str
+    cores_per_node: int = 42
+    gpus_per_node: int = 6
+    interface: str | None = "ib0"
