@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sites.base import SiteError
@@ -64,7 +64,7 @@ class Summit(Lsf):
 
     name = "summit"
 
-    account: str
+    account: str = field()  # required, unlike that of the class above
     cores_per_node: int = 42
     gpus_per_node: int = 6
     interface: str | None = "ib0"

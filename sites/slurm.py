@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sites.base import SiteError
@@ -96,7 +96,7 @@ class PizDaint(Slurm):
 
     name = "piz_daint"
 
-    account: str
+    account: str = field()  # required, unlike that of the class above
     constraint: str | None = "gpu"
     mpi: str | None = None
     cores_per_node: int = 12
@@ -112,7 +112,7 @@ class DaintAlps(Slurm):
 
     name = "daint_alps"
 
-    account: str
+    account: str = field()  # required, unlike that of the class above
     mpi: str | None = None
     cores_per_node: int = 288
     gpus_per_node: int = 4
@@ -130,7 +130,7 @@ class Frontier(Slurm):
 
     name = "frontier"
 
-    account: str
+    account: str = field()  # required, unlike that of the class above
     mpi: str | None = None
     cores_per_node: int = 56
     gpus_per_node: int = 8
@@ -146,7 +146,7 @@ class Perlmutter(Slurm):
 
     name = "perlmutter"
 
-    account: str
+    account: str = field()  # required, unlike that of the class above
     constraint: str | None = "gpu"
     qos: str | None = "regular"
     mpi: str | None = None
