@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -225,8 +224,9 @@ def run() -> None:
         rows = measure(BATCHES[0], BARE, Path(name))
         for batch_size in BATCHES[1:]:
             rows += measure(batch_size, BARE[-2:], Path(name))
-    device = torch.cuda.get_device_name() if GPU else f"1 core, {platform.processor()}"
-    write_json(RESULTS, {"device": device, "torch": torch.__version__, "rows": rows})
+    if GPU:
+        device = torch.cuda.get_device_name()
+        write_json(RESULTS, {"device": device, "torch": torch.__version__, "rows": rows})
 
 
 def table() -> None:

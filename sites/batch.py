@@ -8,16 +8,18 @@ its ranks on cores and GPUs of the pilot that are free.
 from __future__ import annotations
 
 import hashlib
-import math
+import itertools
 import shlex
+import socket
 import subprocess
 import sys
+import time
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sites import executor
 from sites.base import Site, SiteError, threads
 from sites.launchers import Shape
 
@@ -63,13 +65,24 @@ class Batch(Site):
         """The jobs of this user: their numbers and marks."""
 
     def sweep(self, folder: Path) -> int:
-        jobs = [job for job, mark in self.queued() if mark == mark_of(folder)]
+        jobs = self._left(folder)
         if jobs:
             ask([self.cancels, *jobs])
+        deadline = time.monotonic() + COMMAND_S
+        while left := self._left(folder):  # its ranks may be at work still
+            if time.monotonic() > deadline:
+                raise SiteError(
+                    f"job {', '.join(left)} of an earlier start does not leave the queue; see to "
+                    f"it by hand: {self.cancels} {' '.join(left)}"
+                )
+            time.sleep(1)
         return len(jobs)
 
+    def _left(self, folder: Path) -> list[str]:
+        return [job for job, mark in self.queued() if mark == mark_of(folder)]
+
     def nodes_of(self, shape: Shape) -> int:
-        """Nodes that a task of this shape is spread over.
+        """Nodes that a task of this shape is spread over, as evenly as can be.
 
         Raises:
             SiteError: a rank does not fit on a node.
@@ -80,15 +93,21 @@ class Batch(Site):
                 f"a rank needs {shape.cores_per_rank} cores (layout.cores_per_rank) and a node of "
                 f"{self.name} has {self.cores_per_node} (cores_per_node)"
             )
-        if shape.gpus_per_rank == 0:
-            return math.ceil(shape.num_ranks / by_cores)
-        by_gpus = self.gpus_per_node // shape.gpus_per_rank
-        if by_gpus == 0:
+        if shape.gpus_per_rank > self.gpus_per_node:
             raise SiteError(
                 f"a rank needs {shape.gpus_per_rank} GPUs (layout.gpus_per_rank) and a node of "
                 f"{self.name} has {self.gpus_per_node} (gpus_per_node)"
             )
-        return math.ceil(shape.num_ranks / min(by_cores, by_gpus))
+        if shape.outlives_ranks:
+            raise SiteError(
+                f"training.exchange.tolerate_worker_loss needs Open MPI's mpirun, which is that of "
+                f"site 'local'; set it to false on {self.name}"
+            )
+        return next(
+            nodes
+            for nodes in itertools.count(1)
+            if shape.ranks_on(nodes) <= by_cores and shape.gpus_on(nodes) <= self.gpus_per_node
+        )
 
     def num_slots(self, shape: Shape) -> int:
         return self.pilots * self._slots_of_pilot(shape)
@@ -101,41 +120,44 @@ class Batch(Site):
         return threads(shape.cores_per_rank)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
-        from parsl.config import Config
-        from parsl.executors import HighThroughputExecutor
-        from parsl.jobs.error_handlers import windowed_error_handler
-
-        return Config(
-            executors=[
-                HighThroughputExecutor(
-                    label=self.name,
-                    address=self._address(),
-                    loopback_address="127.0.0.1",
-                    encrypted=True,
-                    interchange_launch_cmd=[
-                        *(sys.executable, "-P", "-m", "sites.detached"),
-                        *(str(run_dir / "interchange.txt"), "interchange.py"),
-                    ],
-                    max_workers_per_node=self._slots_of_pilot(shape),
-                    cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
-                    heartbeat_period=5,  # how soon a killed worker is noticed, in seconds
-                    heartbeat_threshold=20,  # and a pilot that ended
-                    drain_period=self._drain_s(),
-                    block_error_handler=partial(windowed_error_handler, threshold=3),
-                    provider=self.provider(mark_of(run_dir.parent)),
-                )
-            ],
-            memoizer=memoizer,
-            run_dir=str(run_dir),
-            retries=0,  # workflow/campaign.py retries, so that each attempt is a row of the ledger
-            strategy_period=1,  # how soon pilots are asked for, in seconds
-            usage_tracking=0,
+        return executor.config(
+            self.name,
+            self.provider(mark_of(run_dir.parent)),
+            run_dir,
+            memoizer,
+            address=self._address(),
+            max_workers_per_node=self._slots_of_pilot(shape),
+            heartbeat_period=5,  # how soon a killed worker is noticed, in seconds
+            heartbeat_threshold=20,  # and a pilot that ended
+            drain_period=self._drain_s(),
+            strategy_period=1,
         )
 
+    @property
+    def blocks(self) -> dict[str, Any]:
+        """What every provider of Parsl is told of pilots."""
+        from parsl.launchers import SimpleLauncher
+
+        return {
+            "nodes_per_block": self.nodes,
+            "init_blocks": 1,
+            "min_blocks": 0,
+            "max_blocks": self.pilots,
+            # Parsl takes the workers of a pilot for those of each of its nodes.
+            "parallelism": self.nodes,
+            "walltime": f"{self.walltime_min // 60:02d}:{self.walltime_min % 60:02d}:00",
+            "cmd_timeout": COMMAND_S,
+            "launcher": SimpleLauncher(),
+        }
+
     def _drain_s(self) -> int:
-        """Seconds after which a pilot begins no task: it would be cut off soon."""
+        """Seconds after which a pilot begins no task: it would be cut off soon.
+
+        Well before what runs is stopped (`apps.launch.PILOT_GRACE_S`), or that would begin again in
+        the same pilot.
+        """
         walltime_s = 60 * self.walltime_min
-        return max(walltime_s - LAST_START_S, walltime_s // 2)
+        return max(walltime_s - LAST_START_S, walltime_s // 3)
 
     def _slots_of_pilot(self, shape: Shape) -> int:
         nodes = self.nodes_of(shape)
@@ -154,22 +176,35 @@ class Batch(Site):
 
     def _address(self) -> str:
         """Where workers reach the driver."""
-        from parsl.addresses import address_by_hostname, address_by_interface
+        from parsl.addresses import address_by_interface
 
+        if self.interface is not None:
+            try:
+                return str(address_by_interface(self.interface))
+            except OSError as error:
+                raise SiteError(
+                    f"--set interface={self.interface}: this host has no address there "
+                    f"({error.strerror or error}); 'ip address' lists the interfaces"
+                ) from None
+        name, lacks = socket.gethostname(), ""
         try:
-            if self.interface is None:
-                return str(address_by_hostname())
-            return str(address_by_interface(self.interface))
+            address = socket.gethostbyname(name)
         except OSError as error:
-            raise SiteError(
-                f"--set interface={self.interface}: this host has no address there "
-                f"({error.strerror or error}); 'ip address' lists the interfaces"
-            ) from None
+            lacks = f"is not known here ({error.strerror or error})"
+        else:
+            if not address.startswith("127."):
+                return address
+            lacks = f"stands for {address}, which no other node reaches"
+        raise SiteError(
+            f"this host's name, {name}, {lacks}; add --set interface=..., the network that the "
+            f"nodes share: 'ip address' lists them"
+        )
 
     def _worker_init(self) -> str:
         """What the batch script does first: the same programs as here, and what the user wants."""
-        end = f"export N3LO_PILOT_END=$(($(date +%s) + {60 * self.walltime_min}))"
-        lines = [end, "set -e", *([self.setup] if self.setup else []), "set +e"]
+        lines = [f"export N3LO_PILOT_END=$(($(date +%s) + {60 * self.walltime_min}))"]
+        if self.setup:
+            lines += [self.setup, "[ $? -eq 0 ] || exit 1"]
         lines.append(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
         return "\n".join(lines)
 

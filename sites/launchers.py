@@ -19,6 +19,14 @@ class Shape:
     def num_cores(self) -> int:
         return self.num_ranks * self.cores_per_rank
 
+    def ranks_on(self, nodes: int) -> int:
+        """On the fullest of so many nodes, over which they are spread evenly."""
+        return -(-self.num_ranks // nodes)
+
+    def gpus_on(self, nodes: int) -> int:
+        """On the node that needs most; masters are on the first."""
+        return self.gpus_per_rank * min(self.num_ranks - self.num_masters, self.ranks_on(nodes))
+
     @property
     def num_gpus(self) -> int:
         return (self.num_ranks - self.num_masters) * self.gpus_per_rank
@@ -47,31 +55,39 @@ def mpirun(shape: Shape, host: str = "localhost") -> list[str]:
 
 
 def srun(
-    shape: Shape, nodes: int, *, mpi: str | None = None, memory_mb: int | None = None
+    shape: Shape,
+    nodes: int,
+    *,
+    mpi: str | None = None,
+    memory_mb: int | None = None,
+    has_gpus: bool = True,
 ) -> list[str]:
     """Slurm's srun (20.11 or newer), as a step of the pilot around it.
 
     Without --exact a step takes its nodes whole, and others wait for it. Cores are always said:
     srun does not inherit them since 22.05. GPUs are given to the node and not to each rank: NCCL
-    wants to see those of its neighbours. A rank that dies ends the step, unless the others can go
-    on.
+    wants to see those of its neighbours; a step that says nothing of GPUs takes all of them. A rank
+    that dies ends the step.
 
     Args:
         nodes: that the ranks are spread over.
         mpi: how ranks find each other; None: as the site has it.
         memory_mb: of the step on each node, where memory is given away as cores are.
+        has_gpus: the pilot has.
     """
-    gpus = -(-shape.num_gpus // nodes)
+    gpus = shape.gpus_on(nodes)
+    gres = [f"--gres=gpu:{gpus}" if gpus else "--gres=none"]
     return [
         "srun",
         "--exact",
         *([f"--mpi={mpi}"] if mpi is not None else []),
         f"--nodes={nodes}",
         f"--ntasks={shape.num_ranks}",
+        f"--ntasks-per-node={shape.ranks_on(nodes)}",
         f"--cpus-per-task={shape.cores_per_rank}",
-        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        *(gres if has_gpus else []),
         *([f"--mem={memory_mb}M"] if memory_mb is not None else []),
-        f"--kill-on-bad-exit={0 if shape.outlives_ranks else 1}",
+        "--kill-on-bad-exit=1",
     ]
 
 
@@ -88,7 +104,7 @@ def jsrun(shape: Shape, nodes: int) -> list[str]:
     return [
         "jsrun",
         f"--nrs={shape.num_ranks // ranks_of_set}",
-        f"--rs_per_host={-(-shape.num_ranks // ranks_of_set // nodes)}",
+        f"--rs_per_host={shape.ranks_on(nodes) // ranks_of_set}",
         f"--tasks_per_rs={ranks_of_set}",
         f"--cpu_per_rs={ranks_of_set * shape.cores_per_rank}",
         f"--gpu_per_rs={ranks_of_set * shape.gpus_per_rank}",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sites import executor
 from sites.base import Site, SiteError, threads
 from sites.launchers import Shape, mpirun
 
@@ -67,41 +66,22 @@ class Local(Site):
         return min(max(shares), 1.0)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
-        from parsl.config import Config
-        from parsl.executors import HighThroughputExecutor
-        from parsl.jobs.error_handlers import windowed_error_handler
         from parsl.launchers import SimpleLauncher
         from parsl.providers import LocalProvider
 
         slots = self.num_slots(shape)
-        return Config(
-            executors=[
-                HighThroughputExecutor(
-                    label=self.name,
-                    address="127.0.0.1",
-                    loopback_address="127.0.0.1",
-                    encrypted=True,
-                    interchange_launch_cmd=[
-                        *(sys.executable, "-P", "-m", "sites.detached"),
-                        *(str(run_dir / "interchange.txt"), "interchange.py"),
-                    ],
-                    max_workers_per_node=slots,
-                    cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
-                    cpu_affinity=self._core_lists(shape, slots),
-                    available_accelerators=self._gpu_lists(shape, slots),
-                    heartbeat_period=2,  # how soon a killed worker is noticed, in seconds
-                    heartbeat_threshold=10,  # and a killed pool of workers
-                    block_error_handler=partial(windowed_error_handler, threshold=3),
-                    provider=LocalProvider(
-                        init_blocks=1, min_blocks=1, max_blocks=1, launcher=SimpleLauncher()
-                    ),
-                )
-            ],
-            memoizer=memoizer,
-            run_dir=str(run_dir),
-            retries=0,  # workflow/campaign.py retries, so that each attempt is a row of the ledger
-            strategy_period=0.5,  # how soon workers are started, in seconds
-            usage_tracking=0,
+        return executor.config(
+            self.name,
+            LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1, launcher=SimpleLauncher()),
+            run_dir,
+            memoizer,
+            address="127.0.0.1",
+            max_workers_per_node=slots,
+            cpu_affinity=self._core_lists(shape, slots),
+            available_accelerators=self._gpu_lists(shape, slots),
+            heartbeat_period=2,  # how soon a killed worker is noticed, in seconds
+            heartbeat_threshold=10,  # and a killed pool of workers
+            strategy_period=0.5,
         )
 
     def command(self, shape: Shape) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass, field
 from typing import Any
 
 from sites.base import SiteError
-from sites.batch import COMMAND_S, POLL_S, Batch, ask
+from sites.batch import POLL_S, Batch, ask
 from sites.launchers import Shape, jsrun
 
 
@@ -28,11 +29,14 @@ class Lsf(Batch):
                     f"login node of the machine"
                 )
 
+    def nodes_of(self, shape: Shape) -> int:
+        # A resource set has GPUs for all of its ranks, masters or not.
+        return super().nodes_of(dataclasses.replace(shape, num_masters=0))
+
     def command(self, shape: Shape) -> list[str]:
         return jsrun(shape, self.nodes_of(shape))
 
     def provider(self, mark: str) -> Any:
-        from parsl.launchers import SimpleLauncher
         from parsl.providers import LSFProvider
 
         class Polled(LSFProvider):  # type: ignore[misc]
@@ -41,15 +45,9 @@ class Lsf(Batch):
         return Polled(
             project=self.account,
             queue=self.queue,
-            nodes_per_block=self.nodes,
-            init_blocks=1,
-            min_blocks=0,
-            max_blocks=self.pilots,
-            walltime=f"{self.walltime_min // 60:02d}:{self.walltime_min % 60:02d}:00",
             scheduler_options=f"#BSUB -Jd {mark}",
             worker_init=f"{self._worker_init()}\nunset TMPDIR",  # jsrun fails where it is set
-            cmd_timeout=COMMAND_S,
-            launcher=SimpleLauncher(),
+            **self.blocks,
         )
 
     def queued(self) -> list[tuple[str, str]]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sites.base import SiteError
-from sites.batch import COMMAND_S, POLL_S, Batch, ask
+from sites.batch import POLL_S, Batch, ask
 from sites.launchers import Shape, srun
 
 # Of the pilot, and not of its steps: srun would take them for its own options.
 UNSET = (
     "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU",
+    "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU",
+    "SLURM_MEM_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_TRES_PER_TASK",
 )  # fmt: skip
 
 
@@ -34,6 +35,13 @@ class Slurm(Batch):
     mpi: str | None = "pmix"
     memory_gb_per_node: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_gb_per_node is not None and self.memory_gb_per_node < 1:
+            raise SiteError(
+                f"--set memory_gb_per_node={self.memory_gb_per_node}: it must be at least 1"
+            )
+
     def check(self) -> None:
         for program in ("sbatch", "squeue", "scancel", "srun"):
             if shutil.which(program) is None:
@@ -43,18 +51,17 @@ class Slurm(Batch):
                 )
 
     def command(self, shape: Shape) -> list[str]:
-        nodes = self.nodes_of(shape)
         memory = self.memory_gb_per_node
         share = min(self.node_share(shape), 1.0)
         return srun(
             shape,
-            nodes,
+            self.nodes_of(shape),
             mpi=self.mpi,
             memory_mb=None if memory is None else int(memory * share * 1000),
+            has_gpus=self.gpus_per_node > 0,
         )
 
     def provider(self, mark: str) -> Any:
-        from parsl.launchers import SimpleLauncher
         from parsl.providers import SlurmProvider
 
         class Polled(SlurmProvider):  # type: ignore[misc]
@@ -70,16 +77,10 @@ class Slurm(Batch):
             account=self.account,
             qos=self.qos,
             constraint=self.constraint,
-            nodes_per_block=self.nodes,
-            init_blocks=1,
-            min_blocks=0,
-            max_blocks=self.pilots,
-            walltime=f"{self.walltime_min // 60:02d}:{self.walltime_min % 60:02d}:00",
             scheduler_options="\n".join(options),
             worker_init=f"{self._worker_init()}\nunset {' '.join(UNSET)}",
-            cmd_timeout=COMMAND_S,
             exclusive=True,
-            launcher=SimpleLauncher(),
+            **self.blocks,
         )
 
     def queued(self) -> list[tuple[str, str]]:

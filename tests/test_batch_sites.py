@@ -82,14 +82,29 @@ def test_a_task_occupies_its_part_of_a_node_or_several():
 def test_a_step_says_all_that_it_needs():
     shape = Shape(num_ranks=8, cores_per_rank=16, gpus_per_rank=1)
     assert slurm().command(shape) == [
-        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--ntasks=8", "--cpus-per-task=16",
-        "--gres=gpu:4", "--kill-on-bad-exit=1",
+        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4",
+        "--cpus-per-task=16", "--gres=gpu:4", "--kill-on-bad-exit=1",
     ]  # fmt: skip
-    half = Shape(num_ranks=2, cores_per_rank=16, outlives_ranks=True)
+    half = Shape(num_ranks=2, cores_per_rank=16)
     assert slurm(memory_gb_per_node="256", mpi="cray_shasta").command(half) == [
-        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--ntasks=2", "--cpus-per-task=16",
-        "--mem=128000M", "--kill-on-bad-exit=0",
+        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--ntasks=2", "--ntasks-per-node=2",
+        "--cpus-per-task=16", "--gres=none", "--mem=128000M", "--kill-on-bad-exit=1",
     ]  # fmt: skip
+    assert "--gres=none" not in slurm(gpus_per_node="0").command(half)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "gpus"),
+    [
+        (Shape(num_ranks=3, gpus_per_rank=2), 2, 4),  # 2 + 1 ranks
+        (Shape(num_ranks=5, num_masters=1, gpus_per_rank=1), 1, 4),  # a master needs none
+        (Shape(num_ranks=8, num_masters=2, gpus_per_rank=1), 2, 4),  # 2 + 2 and 4
+        (Shape(num_ranks=11, num_masters=3, gpus_per_rank=1), 3, 4),  # on two, 3 + 3 and 5
+    ],
+)
+def test_the_fullest_node_of_a_task_has_its_gpus(shape, nodes, gpus):
+    assert slurm().nodes_of(shape) == nodes
+    assert f"--gres=gpu:{gpus}" in slurm().command(shape)
 
 
 def test_a_step_of_summit_has_a_resource_set_on_each_node():
@@ -112,10 +127,14 @@ PILOT = {"account": "hep101", "nodes": "16", "walltime_min": "60"}
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("frontier", "--nodes=2 --ntasks=16 --cpus-per-task=7 --gres=gpu:8"),
-        ("perlmutter", "--nodes=4 --ntasks=16 --cpus-per-task=7 --gres=gpu:4"),
-        ("daint_alps", "--nodes=4 --ntasks=16 --cpus-per-task=7 --gres=gpu:4 --mem=450000M"),
-        ("piz_daint", "--nodes=16 --ntasks=16 --cpus-per-task=7 --gres=gpu:1"),
+        ("frontier", "--nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gres=gpu:8"),
+        ("perlmutter", "--nodes=4 --ntasks=16 --ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4"),
+        (
+            "daint_alps",
+            "--nodes=4 --ntasks=16 --ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4 "
+            "--mem=450000M",
+        ),
+        ("piz_daint", "--nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=7 --gres=gpu:1"),
     ],
 )
 def test_a_task_of_16_gpus_on_a_machine_of_known_shape(name, options):
@@ -142,6 +161,11 @@ def test_what_a_node_cannot_hold_is_said_with_the_equation():
             "a task needs 5 nodes (20 ranks x 1 cores and 1 GPUs, on nodes of 64 and 4) and a "
             "pilot has 4: ask for fewer ranks under [layout], or --set nodes=5",
         ),
+        (
+            Shape(num_ranks=2, outlives_ranks=True),
+            "training.exchange.tolerate_worker_loss needs Open MPI's mpirun, which is that of site "
+            "'local'; set it to false on slurm",
+        ),
     ):
         with pytest.raises(SiteError) as caught:
             slurm().num_slots(shape)
@@ -152,8 +176,9 @@ def test_settings_that_a_pilot_needs_are_asked_for():
     with pytest.raises(SiteError) as caught:
         sites.get("slurm", {"nodes": "2"})
     assert "walltime_min" in str(caught.value)
-    with pytest.raises(SiteError, match="--set nodes=0: it must be at least 1"):
-        slurm(nodes="0")
+    for key in ("nodes", "memory_gb_per_node"):
+        with pytest.raises(SiteError, match=f"--set {key}=0: it must be at least 1"):
+            slurm(**{key: "0"})
 
 
 def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
@@ -167,8 +192,19 @@ def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
     ]  # fmt: skip
     first, *rest = provider.worker_init.splitlines()
     assert first == f"export {PILOT_END}=$(($(date +%s) + 3600))"
-    assert rest[:3] == ["set -e", "module load gcc", "set +e"]
+    assert rest[:2] == ["module load gcc", "[ $? -eq 0 ] || exit 1"]
     assert rest[-1].startswith("unset SLURM_GPUS_PER_NODE ")
+
+
+def test_a_name_that_stands_for_the_loopback_is_of_no_use_to_other_nodes(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "login1")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    with pytest.raises(SiteError) as caught:
+        slurm()._address()
+    assert str(caught.value) == (
+        "this host's name, login1, stands for 127.0.1.1, which no other node reaches; add --set "
+        "interface=..., the network that the nodes share: 'ip address' lists them"
+    )
 
 
 def test_each_run_folder_has_a_mark_of_its_own(tmp_path):

@@ -52,7 +52,8 @@ def test_a_mistake_in_the_study(edit, error_of):
 
 def test_an_unknown_site(study_path, error_of):
     assert error_of(study_path, "--site", "mars") == (
-        "n3lo: --site mars: no such site; there are: local"
+        "n3lo: --site mars: no such site; there are: daint_alps, frontier, local, perlmutter, "
+        "piz_daint, slurm, summit"
     )
 
 

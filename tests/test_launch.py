@@ -161,8 +161,8 @@ def test_a_job_past_its_time_is_ended_with_all_its_processes(tmp_path, monkeypat
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_a_job_is_stopped_in_good_order_before_the_pilot_around_it_ends(tmp_path, monkeypatch):
-    monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S + 1))
+def test_a_job_is_stopped_before_the_pilot_around_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S + 5))
     failure = failure_of(make_task(), tmp_path, "exec sleep 100")
     assert failure == Failure(
         reason="walltime", message="the pilot ended; it goes on in the next one"

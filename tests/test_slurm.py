@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,27 +27,30 @@ SETTINGS = ("nodes=2", "cores_per_node=2", "interface=lo", "partition=debug")
 class Cluster:
     """Slurm's daemons, and how to run something beside them."""
 
-    def __init__(self, folder: Path, num_nodes: int = 3, cores: int = 2) -> None:
+    def __init__(self, folder: Path, num_nodes: int = 4, cores: int = 2) -> None:
         self.folder = folder
+        lab, here = shlex.quote(str(LAB)), shlex.quote(str(folder))
         script = (
+            "hostname localhost; "  # which the daemons listen on
             "ip link set lo up; ip addr add 127.0.0.2/8 dev lo; "  # for getaddrinfo
-            f"bash {LAB}/up.sh {num_nodes} {cores} > {folder}/up.out 2>&1 && echo up || "
-            f"cat {folder}/up.out; read -r line; bash {LAB}/down.sh"
+            f"bash {lab}/up.sh {num_nodes} {cores} > {here}/up.out 2>&1 && echo up || "
+            f"echo down; read -r line; bash {lab}/down.sh > {here}/down.out"
         )
         environment = {**os.environ, "SLURM_LAB": str(folder)}
         self.process = subprocess.Popen(
-            ["unshare", "--net", "bash", "-c", script],
+            ["unshare", "--net", "--uts", "bash", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
         )  # fmt: skip
-        said = self.process.stdout.readline().strip()
-        assert said == "up", said + self.process.stdout.read()
-        wanted = f"source {folder}/env.sh; env -0"
+        if self.process.stdout.readline().strip() != "up":
+            self.down()
+            pytest.fail((folder / "up.out").read_text())
+        wanted = f"source {here}/env.sh; env -0"
         shown = subprocess.run(["bash", "-c", wanted], capture_output=True, text=True, check=True)
         self.environment = dict(line.split("=", 1) for line in shown.stdout.split("\0") if line)
 
     def start(self, *words: str) -> subprocess.Popen:
         """A program that sees the cluster; it has the process id that it is started with."""
-        inside = ["nsenter", "--net", "--target", str(self.process.pid), "--", *words]
+        inside = [*self._inside, *words]
         with open(self.folder / "out.txt", "a") as out:
             return subprocess.Popen(
                 inside, env=self.environment, stdout=out, stderr=out, start_new_session=True,
@@ -54,11 +58,15 @@ class Cluster:
             )  # fmt: skip
 
     def ask(self, *words: str) -> str:
-        inside = ["nsenter", "--net", "--target", str(self.process.pid), "--", *words]
+        inside = [*self._inside, *words]
         answer = subprocess.run(
             inside, env=self.environment, capture_output=True, text=True, check=True
         )
         return answer.stdout.strip()
+
+    @property
+    def _inside(self) -> list[str]:
+        return ["nsenter", "--net", "--uts", "--target", str(self.process.pid), "--"]
 
     def jobs(self) -> list[str]:
         return self.ask("squeue", "--noheader", "--format", "%i").split()
@@ -135,13 +143,35 @@ def test_a_cancelled_pilot_is_followed_by_another(cluster, drive, tmp_path):
     assert cluster.jobs() == []
 
 
+def test_pilots_of_several_nodes_run_at_once(cluster, drive, edit, tmp_path):
+    edit("num_parallel = 2", "num_parallel = 3")
+    driver = drive("walltime_min=10", "pilots=2", "cores_per_node=1")
+    wait_until(lambda: len(cluster.jobs()) == 2)
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    assert set(Ledger(tmp_path / "runs" / "small").tasks()["status"]) == {"done"}
+
+
+def test_pilots_follow_each_other_where_the_study_takes_longer(cluster, drive, edit, tmp_path):
+    edit("epochs = 2", "epochs = 4000")
+    edit("num_trials = 3", "num_trials = 1")
+    driver = drive("walltime_min=1")
+    assert driver.wait(timeout=400) == 0, (cluster.folder / "out.txt").read_text()
+    ledger = Ledger(tmp_path / "runs" / "small")
+    assert set(ledger.tasks()["status"]) == {"done"}
+    assert {row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"} == {
+        "walltime"
+    }
+    history = ledger.history(trial=0, fold=0)
+    assert list(history["epoch"]) == list(range(1, len(history) + 1))  # none was trained twice
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_driver_that_is_stopped_leaves_no_job(cluster, drive, tmp_path, sent):
     driver = drive("walltime_min=10")
     wait_until(lambda: rows(tmp_path, "end"))
     os.kill(driver.pid, sent)
-    driver.wait(timeout=60)
-    wait_until(lambda: cluster.jobs() == [], 30)
+    assert driver.wait(timeout=60) == 128 + sent
+    assert cluster.jobs() == []
 
 
 def test_what_a_killed_driver_left_is_cleared_by_the_next(cluster, drive, tmp_path):

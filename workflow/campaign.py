@@ -42,7 +42,7 @@ class Campaign:
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)  # trials that are to be started
     folds: dict[int, deque[TrainTask]] = field(default_factory=dict)  # not submitted yet, by trial
-    epochs: dict[str, int] = field(default_factory=dict)  # of tasks that were cut off, by their id
+    epochs: dict[str, int] = field(default_factory=dict)  # that tasks have trained, by their id
     is_over: bool = False  # no more proposals
 
     def run(self) -> None:
@@ -164,6 +164,7 @@ class Campaign:
 
     def _submit(self, task: TrainTask, attempt: int) -> None:
         state = self.ledger.state(task)
+        self.epochs.setdefault(task.id, self.engine.epochs(task))
         if not self.engine.is_finished(task):
             self.ledger.record_start(task, state.attempts + 1)
         self.running[self.engine.submit(task, state.attempts)] = (task, attempt)
@@ -187,7 +188,7 @@ class Campaign:
     def _got_on(self, task: TrainTask) -> bool:
         """Whether an attempt that was cut off has trained a further epoch."""
         epochs = self.engine.epochs(task)
-        if epochs <= self.epochs.get(task.id, 0):
+        if epochs <= self.epochs[task.id]:
             return False
         self.epochs[task.id] = epochs
         return True

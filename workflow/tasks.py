@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,10 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
             finally:
                 _broken(kernel)
     finally:
-        with suppress(SiteError):  # Parsl has cancelled its jobs itself; the next start looks again
+        try:
             site.sweep(run_folder)
+        except SiteError as error:  # how the study went is not to be lost over it
+            print(f"n3lo: warning: {error}", file=sys.stderr)
 
 
 def _broken(kernel: Any) -> EngineError | None:

@@ -86,7 +86,9 @@ class PlaneConv3d(nn.Conv3d):
 
     def _weights(self, of_z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(voxels of a cell x out_channels, cells x in_channels, cells reached), and biases."""
-        weight = torch.einsum("oixyk,cnrk->ocxyrni", self.weight, of_z)
+        # Flat, and not, so that its gradient lies in memory as it does: DDP would copy it else.
+        weight = self.weight.flatten(1).unflatten(1, self.weight.shape[1:])
+        weight = torch.einsum("oixyk,cnrk->ocxyrni", weight, of_z)
         if self.up[:2] == (1, 1):
             weight = weight.movedim(0, 1)
         else:

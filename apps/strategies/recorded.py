@@ -50,7 +50,8 @@ class Recording:
 class Recorded(Local):
     """The step of `Local`, recorded for each size of batches, and replayed.
 
-    Optimizers are not recorded, so that their rates may change.
+    Optimizers are not recorded, so that their rates may change. What else a model decides in Python
+    is as it was when the step was recorded.
     """
 
     def connect(self) -> None:
@@ -108,6 +109,8 @@ class Recorded(Local):
         try:
             while len(replays) == len(moves):
                 replays.append(self.record(move))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise N3LOError(
                 f"training.cuda_graphs: a step of this model cannot be recorded "

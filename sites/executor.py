@@ -1,0 +1,43 @@
+"""Parsl as all sites use it: a pool of workers in each pilot, which start one task at a time."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: Any) -> Any:
+    """A parsl.Config.
+
+    Args:
+        options: of the executor; `strategy_period`, how soon pilots are asked for, in seconds.
+    """
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.jobs.error_handlers import windowed_error_handler
+
+    strategy_period = options.pop("strategy_period")
+    return Config(
+        executors=[
+            HighThroughputExecutor(
+                label=label,
+                loopback_address="127.0.0.1",
+                encrypted=True,
+                interchange_launch_cmd=[
+                    *(sys.executable, "-P", "-m", "sites.detached"),
+                    *(str(run_dir / "interchange.txt"), "interchange.py"),
+                ],
+                cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
+                block_error_handler=partial(windowed_error_handler, threshold=3),
+                provider=provider,
+                **options,
+            )
+        ],
+        memoizer=memoizer,
+        run_dir=str(run_dir),
+        retries=0,  # workflow/campaign.py retries, so that each attempt is a row of the ledger
+        strategy_period=strategy_period,
+        usage_tracking=0,
+    )
