@@ -237,6 +237,21 @@ def test_walltimes_do_not_use_up_attempts_while_a_task_gets_on(campaign, engine)
     assert len(engine.executed) == 2 * needs
 
 
+def test_what_another_training_left_in_the_folder_costs_one_attempt_at_most(campaign, engine):
+    engine.trained = {"t000-f0": 100, "t000-f1": 100}
+    needs = 3 * MAX_ATTEMPTS
+
+    def train(task):
+        began_anew = engine.executed.count(task.id) == 1
+        engine.trained[task.id] = 1 if began_anew else engine.trained[task.id] + 1
+        if engine.trained[task.id] < needs:
+            return Failure(reason="walltime", message="the pilot ended")
+        return distance(task)
+
+    engine.train = train
+    assert list(campaign(engine, num_trials=1).tasks()["status"]) == ["done", "done"]
+
+
 def test_a_task_whose_epoch_is_longer_than_a_pilot_is_given_up(campaign, engine):
     def train(task):
         engine.trained[task.id] = 1  # one epoch, in the first pilot

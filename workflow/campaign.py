@@ -187,11 +187,9 @@ class Campaign:
 
     def _got_on(self, task: TrainTask) -> bool:
         """Whether an attempt that was cut off has trained a further epoch."""
-        epochs = self.engine.epochs(task)
-        if epochs <= self.epochs[task.id]:
-            return False
-        self.epochs[task.id] = epochs
-        return True
+        before, self.epochs[task.id] = self.epochs[task.id], self.engine.epochs(task)
+        # Fewer than before are of a training that began anew in the folder of another.
+        return self.epochs[task.id] > before
 
     def _go_on(self, trial: int) -> None:
         """With the next fold of a trial, unless those that ended leave it without a chance."""
