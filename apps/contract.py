@@ -637,6 +637,11 @@ class TaskPaths:
         return self.folder / "weights.pt"
 
     @property
+    def place(self) -> Path:
+        """Where the last attempt runs: its batch job, its nodes, and the launcher's process."""
+        return self.folder / "place.json"
+
+    @property
     def stdout(self) -> Path:
         return self.folder / "stdout.txt"
 

@@ -12,12 +12,16 @@ import ctypes
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from apps import room
 from apps.contract import (
     Failure,
     TaskPaths,
@@ -26,6 +30,7 @@ from apps.contract import (
     canonical_json,
     from_dict,
     read_json,
+    write_json,
 )
 
 PILOT_END = "N3LO_PILOT_END"  # in a worker's environment: when its batch job ends, as of time()
@@ -36,19 +41,32 @@ _PR_SET_PDEATHSIG = 1
 _HUNG = 1  # taken as the exit status of a job that said how it ended and did not end
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a site starts a task.
+
+    The launch line up to the program, such as ["mpirun", "-n", "2"], and the variables for the
+    ranks, on top of the worker's own, may have placeholders: see `room.Place.filled`.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    need: room.Need
+    avoid: list[str]  # nodes on which tasks have failed
+
+    @classmethod
+    def of_plain(cls, content: dict[str, Any]) -> Launch:
+        return cls(**{**content, "need": room.Need(**content["need"])})
+
+
 def run_training(
-    task: dict[str, Any],
-    command: list[str],
-    environment: dict[str, str],
-    folder: str,
-    attempt: int,
+    task: dict[str, Any], how: dict[str, Any], folder: str, attempt: int
 ) -> dict[str, Any]:
     """Train one task in `folder` and return its TrainResult as a dict.
 
     Args:
         task: a TrainTask as a dict.
-        command: the launch line of the site up to the program, such as ["mpirun", "-n", "2"].
-        environment: variables to set for the ranks, on top of the worker's own.
+        how: a Launch as a dict.
         folder: the task's folder, on a file system that driver and ranks share.
         attempt: how many times this task was started, this time included.
 
@@ -57,7 +75,7 @@ def run_training(
     """
     paths = TaskPaths(Path(folder))
     try:
-        outcome = _run(from_dict(TrainTask, task), command, environment, paths, attempt)
+        outcome = _run(from_dict(TrainTask, task), Launch.of_plain(how), paths, attempt)
     except Exception as error:  # noqa: BLE001  nothing foreign may cross to the driver
         outcome = Failure(reason="launch", message=f"{type(error).__name__}: {error}")
     if isinstance(outcome, Failure):
@@ -65,9 +83,7 @@ def run_training(
     return outcome
 
 
-def _run(
-    task: TrainTask, command: list[str], environment: dict[str, str], paths: TaskPaths, attempt: int
-) -> dict[str, Any] | Failure:
+def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[str, Any] | Failure:
     key = task.key()
     finished = finished_result(paths, key)
     if finished is not None:  # its driver was killed before it could hear of it
@@ -75,19 +91,24 @@ def _run(
     paths.failure.unlink(missing_ok=True)
     paths.result.unlink(missing_ok=True)
     task.write(paths.task)
-    own_limit_s = task.layout.walltime_min * 60
-    pilot_s = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S - time.time()
-    if pilot_s <= 0:
-        return Failure(reason="walltime", message="the pilot ended before it began")
-    exit_code = _execute(
-        training_line(command, paths),
-        {**_own_environment(), **environment},
-        paths,
-        attempt,
-        min(own_limit_s, pilot_s),
-    )
+    pilot_end = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S
+    with room.Room.of_pilot().taken(task.id, how.need, how.avoid, pilot_end) as tenant:
+        if tenant is None:
+            return Failure(reason="walltime", message="the pilot ended before it began")
+        own_end = time.time() + task.layout.walltime_min * 60
+        exit_code = _execute(
+            training_line([tenant.place.filled(word) for word in how.command], paths),
+            {
+                **os.environ,
+                **{name: tenant.place.filled(text) for name, text in how.environment.items()},
+            },
+            paths,
+            attempt,
+            tenant,
+            min(own_end, pilot_end),
+        )
     finished = finished_result(paths, key)
-    if finished is None and exit_code is None and pilot_s < own_limit_s:
+    if finished is None and exit_code is None and pilot_end < own_end:
         return Failure(reason="walltime", message="the pilot ended; it goes on in the next one")
     return finished or _explain(paths, exit_code, task.layout.walltime_min)
 
@@ -106,21 +127,13 @@ def finished_result(paths: TaskPaths, key: str) -> dict[str, Any] | None:
     return dataclasses.asdict(result) if result.key == key else None
 
 
-def _own_environment() -> dict[str, str]:
-    """This worker's environment, without the thread pinning that Parsl sets for a whole slot.
-
-    Every rank would pin its first thread to the slot's first core.
-    """
-    pinning = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-    return {name: value for name, value in os.environ.items() if name not in pinning}
-
-
 def _execute(
     line: list[str],
     environment: dict[str, str],
     paths: TaskPaths,
     attempt: int,
-    limit_s: float,
+    tenant: room.Tenant,
+    end: float,
 ) -> int | None:
     """Run `line` in a session of its own and return its exit code; None if it ran too long.
 
@@ -137,21 +150,23 @@ def _execute(
             stderr=stderr,
             env=environment,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(_become_job, tenant.place),
         )
         try:
-            return _wait(process, paths, limit_s)
+            tenant.holds(process.pid)
+            write_json(paths.place, _whereabouts(tenant.place, process.pid))
+            return _wait(process, paths, end)
         finally:
             _end_session(process)
 
 
-def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, limit_s: float) -> int | None:
+def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, end: float) -> int | None:
     """The exit code; None if it ran too long.
 
     One that has said how it went is not waited for much longer: an mpirun that outlives ranks
     locks itself now and then when several abort at once, and MPI_Finalize may wait for the dead.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + end - time.time()
     had_said = False
     while True:
         left_s = deadline - time.monotonic()
@@ -166,9 +181,25 @@ def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, limit_s: float) ->
         had_said = has_said
 
 
-def _die_with_parent() -> None:
-    """A worker that is killed takes its job along (Linux only; elsewhere the next start sweeps)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _become_job(place: room.Place) -> None:
+    """On its cores, and taken along by a worker that is killed (Linux; elsewhere by the next start).
+
+    By SIGTERM, at which launchers end their ranks on other nodes too.
+    """
+    if place.pinned:
+        os.sched_setaffinity(0, {int(core) for core in place.cores})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _whereabouts(place: room.Place, launcher: int) -> dict[str, Any]:
+    """Where an attempt runs, for whoever looks for it when its worker is gone."""
+    return {
+        "job": os.environ.get(room.JOB, ""),
+        "hosts": place.hosts,
+        "launched_by": [socket.gethostname(), launcher],
+        "begun": time.time(),
+    }
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
@@ -180,7 +211,7 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + patience_s
         if process.poll() is None and sent == signal.SIGTERM:
             process.terminate()  # mpirun passes it on to its ranks, also those on other nodes
-        while left := _session_members(process.pid):
+        while left := room.session_members(process.pid):
             if process.poll() is not None or sent == signal.SIGKILL:
                 for pid in left:
                     _signal(pid, sent)
@@ -188,19 +219,6 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
                 break
             time.sleep(0.05)
             process.poll()  # reaps it, so that it does not count as left
-
-
-def _session_members(session: int) -> list[int]:
-    """Process ids of the live members of a session; without /proc, of its leader alone."""
-    members = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, sid = entry.read_text().rpartition(")")[2].split()[:4]
-        except (OSError, ValueError):
-            continue
-        if int(sid) == session and state != "Z":
-            members.append(int(entry.parent.name))
-    return members
 
 
 def _signal(pid: int, number: int) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar
 
 from sites.launchers import Shape
 
@@ -18,11 +14,25 @@ class SiteError(Exception):
     """A machine cannot do what was asked of it, or a setting of it is wrong. One line."""
 
 
+class SettingError(SiteError):
+    """A setting has a value that it cannot have."""
+
+    def __init__(self, name: str, value: object, reason: str) -> None:
+        super().__init__(f"--set {name}={value}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site(ABC):
-    """A machine. Its fields are its settings; a setting without a default is required."""
+    """A machine. Its fields are its settings; a setting without a default is required.
+
+    The docstring's first line is the machine's in `sites list`. A field says what it means and in
+    which unit as `Annotated[int, "..."]`; a class below need not say it again.
+    """
 
     name: ClassVar[str]
+    programs: ClassVar[tuple[str, ...]]  # of the machine, which the driver has to find on PATH
 
     @abstractmethod
     def check(self) -> None:
@@ -46,7 +56,15 @@ class Site(ABC):
 
     @abstractmethod
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
-        """The parsl.Config of a campaign; Parsl writes its own files to `run_dir`."""
+        """The parsl.Config of a campaign; Parsl writes its own files to `run_dir`.
+
+        Args:
+            shape: of the smallest tasks; as many workers are started as there is room for.
+        """
+
+    @abstractmethod
+    def need(self, shape: Shape) -> dict[str, int]:
+        """What a task of this shape takes of a pilot: an `apps.room.Need` as a dict."""
 
     def sweep(self, folder: Path) -> int:
         """Take what a driver of this run folder left in the queue out of it.
@@ -69,43 +87,3 @@ def threads(cores_per_rank: int) -> dict[str, str]:
     """Threads of a rank, for each library that would otherwise take all cores (3 to 11x slower)."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return dict.fromkeys(names, str(cores_per_rank))
-
-
-def build(site: type[Site], settings: Mapping[str, str]) -> Site:
-    """A site from its settings as text, each converted to its field's type.
-
-    Raises:
-        SiteError: a setting is unknown, of the wrong type, or missing.
-    """
-    fields = {field.name: field for field in dataclasses.fields(site)}
-    hints = get_type_hints(site)
-    values: dict[str, Any] = {}
-    for key, text in settings.items():
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it knows: {', '.join(fields)}"
-            raise SiteError(f"--set {key}: site '{site.name}' has no such setting; {hint}")
-        kind = _plain_type(hints[key])
-        try:
-            values[key] = kind(text)
-        except ValueError:
-            raise SiteError(f"--set {key}={text}: '{text}' is not {_SAID[kind]}") from None
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values and field.default is dataclasses.MISSING
-    ]
-    if missing:
-        example = " ".join(f"--set {name}=..." for name in missing)
-        raise SiteError(f"site '{site.name}' needs {', '.join(missing)}: add {example}")
-    return site(**values)
-
-
-_SAID = {int: "a whole number", float: "a number", str: "a text"}
-
-
-def _plain_type(hint: Any) -> Any:
-    """`int | None` -> int."""
-    if isinstance(hint, types.UnionType):
-        return next(arg for arg in get_args(hint) if arg is not type(None))
-    return hint

@@ -17,10 +17,10 @@ import time
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from sites import executor
-from sites.base import Site, SiteError, threads
+from sites.base import SettingError, Site, SiteError, threads
 from sites.launchers import Shape
 
 POLL_S = 10  # between looks at the queue
@@ -30,31 +30,34 @@ LAST_START_S = 300  # before the end of a pilot
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Site):
-    """A pilot, and what its nodes are.
-
-    `setup` is a line of shell that makes the environment of the ranks, such as
-    "module load gcc openmpi". `interface` is the network between the nodes and the host of the
-    driver, such as "ib0"; where it is not given, the one that this host's name stands for.
-    """
+    """A pilot, and what its nodes are."""
 
     cancels: ClassVar[str]  # the program that takes jobs out of the queue
+    hosts_of_job: ClassVar[str]  # shell words that print the names of a job's nodes
+    job_number: ClassVar[str]  # a shell variable
+    whole_nodes: ClassVar[bool] = False  # a node runs one step at a time
 
-    nodes: int  # of a pilot
-    walltime_min: int  # of a pilot
-    cores_per_node: int
-    gpus_per_node: int = 0
-    pilots: int = 1  # at once
-    account: str | None = None
-    setup: str = ""
-    interface: str | None = None
+    nodes: Annotated[int, "nodes of a pilot, which is one job"]
+    walltime_min: Annotated[int, "minutes that a pilot may last"]
+    cores_per_node: Annotated[int, "cores that ranks may use on each node"]
+    gpus_per_node: Annotated[int, "GPUs that ranks may use on each node"] = 0
+    pilots: Annotated[int, "pilots at once; one that ends is followed by another"] = 1
+    account: Annotated[str | None, "account or project whose time is used"] = None
+    setup: Annotated[
+        str, "line of shell for the environment of the ranks, such as module load gcc openmpi"
+    ] = ""
+    interface: Annotated[
+        str | None,
+        "network between the nodes and this host, such as ib0; none: the one of this host's name",
+    ] = None
 
     def __post_init__(self) -> None:
         for key in ("nodes", "walltime_min", "cores_per_node", "pilots"):
             value = getattr(self, key)
             if value < 1:
-                raise SiteError(f"--set {key}={value}: it must be at least 1")
+                raise SettingError(key, value, "it must be at least 1")
         if self.gpus_per_node < 0:
-            raise SiteError(f"--set gpus_per_node={self.gpus_per_node}: it must be at least 0")
+            raise SettingError("gpus_per_node", self.gpus_per_node, "it must be at least 0")
 
     @abstractmethod
     def provider(self, mark: str) -> Any:
@@ -116,6 +119,13 @@ class Batch(Site):
         nodes = self.nodes_of(shape)
         return 1 / self._tasks_on_node(shape) if nodes == 1 else nodes
 
+    def need(self, shape: Shape) -> dict[str, int]:
+        nodes = self.nodes_of(shape)
+        ranks, cores, gpus = shape.ranks_on(nodes), shape.cores_per_rank, shape.gpus_on(nodes)
+        if self.whole_nodes:
+            ranks, cores, gpus = 1, self.cores_per_node, self.gpus_per_node
+        return {"nodes": nodes, "ranks": ranks, "cores_per_rank": cores, "gpus": gpus}
+
     def environment(self, shape: Shape) -> dict[str, str]:
         return threads(shape.cores_per_rank)
 
@@ -171,6 +181,8 @@ class Batch(Site):
         return self.nodes * self._tasks_on_node(shape) if nodes == 1 else self.nodes // nodes
 
     def _tasks_on_node(self, shape: Shape) -> int:
+        if self.whole_nodes:
+            return 1
         by_cores = self.cores_per_node // shape.num_cores
         return min(by_cores, self.gpus_per_node // shape.num_gpus) if shape.num_gpus else by_cores
 
@@ -202,11 +214,22 @@ class Batch(Site):
 
     def _worker_init(self) -> str:
         """What the batch script does first: the same programs as here, and what the user wants."""
-        lines = [f"export N3LO_PILOT_END=$(($(date +%s) + {60 * self.walltime_min}))"]
-        if self.setup:
+        lines = [
+            f"export N3LO_PILOT_END=$(($(date +%s) + {60 * self.walltime_min}))",
+            f"export N3LO_JOB={self.job_number}",
+            executor.room(self.hosts_of_job, self._node()),
+            f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+        ]
+        if self.setup:  # last, so that what it puts on PATH comes first
             lines += [self.setup, "[ $? -eq 0 ] || exit 1"]
-        lines.append(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH")
         return "\n".join(lines)
+
+    def _node(self) -> dict[str, Any]:
+        """Each of a pilot's nodes as an `apps.room.Node`."""
+        return {
+            "cores": [str(core) for core in range(self.cores_per_node)],
+            "gpus": [str(gpu) for gpu in range(self.gpus_per_node)],
+        }
 
 
 def ask(line: list[str], nothing: str | None = None) -> list[str]:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+
+def room(hosts: str, node: dict[str, Any]) -> str:
+    """What the script of a pilot does first: it says what there is to share (`apps.room`).
+
+    Args:
+        hosts: shell words that print the names of the pilot's nodes.
+        node: an `apps.room.Node` as a dict.
+    """
+    return "\n".join(
+        [
+            'export N3LO_POOL=$(mktemp -d "${TMPDIR:-/tmp}/n3lo-XXXXXXXX")',
+            "trap 'rm -rf \"$N3LO_POOL\"' EXIT",
+            f"export N3LO_NODES=$({hosts})",
+            f"export N3LO_NODE={shlex.quote(json.dumps(node))}",
+        ]
+    )
 
 
 def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: Any) -> Any:
@@ -16,6 +35,7 @@ def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: A
     """
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
+    from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
     from parsl.jobs.error_handlers import windowed_error_handler
 
     strategy_period = options.pop("strategy_period")
@@ -29,6 +49,8 @@ def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: A
                     *(sys.executable, "-P", "-m", "sites.detached"),
                     *(str(run_dir / "interchange.txt"), "interchange.py"),
                 ],
+                # By its path: the one that a pilot finds on PATH may be another Python's.
+                launch_cmd=f"{Path(sys.executable).parent}/{DEFAULT_LAUNCH_CMD}",
                 cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
                 block_error_handler=partial(windowed_error_handler, threshold=3),
                 provider=provider,

@@ -66,8 +66,8 @@ def srun(
 
     Without --exact a step takes its nodes whole, and others wait for it. Cores are always said:
     srun does not inherit them since 22.05. GPUs are given to the node and not to each rank: NCCL
-    wants to see those of its neighbours; a step that says nothing of GPUs takes all of them. A rank
-    that dies ends the step.
+    wants to see those of its neighbours; a step that says nothing of GPUs takes all of them. Nodes
+    are those that the worker names. A rank that dies ends the step.
 
     Args:
         nodes: that the ranks are spread over.
@@ -82,6 +82,7 @@ def srun(
         "--exact",
         *([f"--mpi={mpi}"] if mpi is not None else []),
         f"--nodes={nodes}",
+        "--nodelist={hosts}",
         f"--ntasks={shape.num_ranks}",
         f"--ntasks-per-node={shape.ranks_on(nodes)}",
         f"--cpus-per-task={shape.cores_per_rank}",
@@ -111,3 +112,42 @@ def jsrun(shape: Shape, nodes: int) -> list[str]:
         f"--bind=packed:{shape.cores_per_rank}",
         "--launch_distribution=packed",
     ]
+
+
+def aprun(shape: Shape, nodes: int) -> list[str]:
+    """aprun of Cray's ALPS (Titan, Theta), on the nodes of the pilot that the worker names.
+
+    A node runs one aprun at a time, so that a task has its nodes whole and a rank its cores one
+    after the other. Without -L two tasks at once would be put on the same first nodes.
+
+    Sources: https://www.olcf.ornl.gov/kb_articles/using-the-aprun-command (of 2017), ALCF's
+    docs/theta/queueing-and-running-jobs (of 2023), in argonne-lcf/user-guides.
+    """
+    return [
+        "aprun",
+        "-n", str(shape.num_ranks),
+        "-N", str(shape.ranks_on(nodes)),
+        "-d", str(shape.cores_per_rank),
+        "-cc", "depth",
+        "-L", "{hosts}",
+    ]  # fmt: skip
+
+
+def pals(shape: Shape, nodes: int) -> list[str]:
+    """mpiexec of HPE's PALS, on nodes and cores of the pilot that the worker names.
+
+    PALS places nothing around what runs already: without --hosts and a list of cores, all tasks
+    would start on the first cores of the first node. A list leaves no meaning to --depth, which
+    only says how far apart ranks are. GPUs are not its business: ranks see those that
+    CUDA_VISIBLE_DEVICES names, and each takes its own by its number on the node.
+
+    Source: https://docs.alcf.anl.gov/polaris/running-jobs/using-gpus, "Running Multiple MPI
+    Applications on a Node" (2025).
+    """
+    return [
+        "mpiexec",
+        "-n", str(shape.num_ranks),
+        "--ppn", str(shape.ranks_on(nodes)),
+        "--hosts", "{hosts}",
+        "--cpu-bind", "list:{cores}",
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""This host: a laptop, a workstation, a server. Slots share its cores and GPUs."""
+"""This host, without a batch system."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sites import executor
-from sites.base import Site, SiteError, threads
+from sites.base import SettingError, Site, SiteError, threads
 from sites.launchers import Shape, mpirun
+
+# Which GPUs a process sees, of NVIDIA, AMD and Intel.
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Site):
-    """`cores` and `gpus` are what the study may use; without them, all that are here.
-
-    `tasks_per_gpu` trainings share a GPU, where one alone leaves it waiting for its processor.
-    """
+    """This host: a laptop, a workstation, a server. Slots share its cores and GPUs."""
 
     name = "local"
+    programs = ("mpirun",)
 
-    cores: int | None = None
-    gpus: int | None = None
-    tasks_per_gpu: int = 1
+    cores: Annotated[int | None, "cores that the study may use; none: all that are here"] = None
+    gpus: Annotated[int | None, "GPUs that the study may use; none: all that are here"] = None
+    tasks_per_gpu: Annotated[
+        int, "trainings that share a GPU, where one alone leaves it waiting for its processor"
+    ] = 1
 
     def __post_init__(self) -> None:
         if self.cores is not None and self.cores < 1:
-            raise SiteError(f"--set cores={self.cores}: it must be at least 1")
+            raise SettingError("cores", self.cores, "it must be at least 1")
         if self.gpus is not None and self.gpus < 0:
-            raise SiteError(f"--set gpus={self.gpus}: it must be at least 0")
+            raise SettingError("gpus", self.gpus, "it must be at least 0")
         if self.tasks_per_gpu < 1:
-            raise SiteError(f"--set tasks_per_gpu={self.tasks_per_gpu}: it must be at least 1")
+            raise SettingError("tasks_per_gpu", self.tasks_per_gpu, "it must be at least 1")
 
     def check(self) -> None:
         if shutil.which("mpirun") is None:
@@ -69,16 +72,20 @@ class Local(Site):
         from parsl.launchers import SimpleLauncher
         from parsl.providers import LocalProvider
 
-        slots = self.num_slots(shape)
+        init = executor.room("echo localhost", self._node())
         return executor.config(
             self.name,
-            LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1, launcher=SimpleLauncher()),
+            LocalProvider(
+                init_blocks=1,
+                min_blocks=1,
+                max_blocks=1,
+                launcher=SimpleLauncher(),
+                worker_init=init,
+            ),
             run_dir,
             memoizer,
             address="127.0.0.1",
-            max_workers_per_node=slots,
-            cpu_affinity=self._core_lists(shape, slots),
-            available_accelerators=self._gpu_lists(shape, slots),
+            max_workers_per_node=self.num_slots(shape),
             heartbeat_period=2,  # how soon a killed worker is noticed, in seconds
             heartbeat_threshold=10,  # and a killed pool of workers
             strategy_period=0.5,
@@ -90,7 +97,16 @@ class Local(Site):
     def environment(self, shape: Shape) -> dict[str, str]:
         # Open MPI refuses to start as root (a container's usual user) without being told twice.
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return {**threads(shape.cores_per_rank), **root}
+        gpus = dict.fromkeys(GPU_VARIABLES, "{gpus}") if shape.num_gpus else {}
+        return {**threads(shape.cores_per_rank), **root, **gpus}
+
+    def need(self, shape: Shape) -> dict[str, int]:
+        return {
+            "nodes": 1,
+            "ranks": shape.num_ranks,
+            "cores_per_rank": shape.cores_per_rank,
+            "gpus": shape.num_gpus,
+        }
 
     def _num_cores(self) -> int:
         return self.cores if self.cores is not None else len(os.sched_getaffinity(0))
@@ -98,26 +114,18 @@ class Local(Site):
     def _num_gpus(self) -> int:
         return self.gpus if self.gpus is not None else len(_visible_gpus())
 
-    def _core_lists(self, shape: Shape, slots: int) -> str:
-        """Parsl's cpu_affinity: "list:0,1:2,3" gives the first slot cores 0 and 1."""
-        cores = sorted(os.sched_getaffinity(0))
-        if slots * shape.num_cores > len(cores):  # the user chose to share cores
-            return "none"
-        each = shape.num_cores
-        lists = [cores[slot * each : (slot + 1) * each] for slot in range(slots)]
-        return "list:" + ":".join(",".join(map(str, slot)) for slot in lists)
-
-    def _gpu_lists(self, shape: Shape, slots: int) -> list[str]:
-        """Parsl's available_accelerators: ["0,1", "2,3"] gives the first slot GPUs 0 and 1.
-
-        Slots that share GPUs are as far apart as can be.
-        """
-        if shape.num_gpus == 0:
-            return []
+    def _node(self) -> dict[str, Any]:
+        """This host as an `apps.room.Node`."""
+        here = sorted(os.sched_getaffinity(0))
+        pinned = self._num_cores() <= len(here)  # else the user chose to share cores
+        cores = here[: self._num_cores()] if pinned else range(self._num_cores())
         gpus = _visible_gpus() or [str(gpu) for gpu in range(self._num_gpus())]
-        each = shape.num_gpus
-        sets = [gpus[first : first + each] for first in range(0, len(gpus) - each + 1, each)]
-        return [",".join(sets[slot % len(sets)]) for slot in range(slots)]
+        return {
+            "cores": [str(core) for core in cores],
+            "gpus": gpus[: self._num_gpus()],
+            "tasks_per_gpu": self.tasks_per_gpu,
+            "pinned": pinned,
+        }
 
 
 def _visible_gpus() -> list[str]:

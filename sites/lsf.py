@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from sites.base import SiteError
 from sites.batch import POLL_S, Batch, ask
@@ -14,15 +14,21 @@ from sites.launchers import Shape, jsrun
 
 @dataclass(frozen=True, kw_only=True)
 class Lsf(Batch):
-    """`queue` as of bsub. Workers run on the launch node that the machine gives to each job."""
+    """Pilots by bsub, tasks as steps by jsrun.
+
+    Workers run on the launch node that the machine gives to each job.
+    """
 
     name = "lsf"
+    programs = ("bsub", "bjobs", "bkill")
     cancels = "bkill"
+    hosts_of_job = 'tail -n +2 "$LSB_DJOB_HOSTFILE" | uniq'  # its first line is the launch node
+    job_number = "$LSB_JOBID"
 
-    queue: str | None = None
+    queue: Annotated[str | None, "queue, as of bsub"] = None
 
     def check(self) -> None:
-        for program in ("bsub", "bjobs", "bkill"):
+        for program in self.programs:
             if shutil.which(program) is None:
                 raise SiteError(
                     f"LSF is missing: there is no '{program}' on PATH; start the driver on a "

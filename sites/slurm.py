@@ -1,12 +1,12 @@
-"""Any Slurm cluster: pilots by sbatch, tasks as steps by srun."""
+"""Slurm with srun, and machines of known shape that have it."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from sites.base import SiteError
+from sites.base import SettingError, SiteError
 from sites.batch import POLL_S, Batch, ask
 from sites.launchers import Shape, srun
 
@@ -20,30 +20,34 @@ UNSET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Batch):
-    """`partition`, `qos`, `constraint` as of sbatch; `mpi` as of srun, or none: the site's own.
-
-    `memory_gb_per_node` is for clusters that give memory away as they do cores: a step would take
-    all of its nodes'.
-    """
+    """Any Slurm cluster: pilots by sbatch, tasks as steps by srun."""
 
     name = "slurm"
+    programs = ("sbatch", "squeue", "scancel", "srun")
     cancels = "scancel"
+    hosts_of_job = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    job_number = "$SLURM_JOB_ID"
 
-    partition: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    mpi: str | None = "pmix"
-    memory_gb_per_node: int | None = None
+    partition: Annotated[str | None, "partition, as of sbatch"] = None
+    qos: Annotated[str | None, "quality of service, as of sbatch"] = None
+    constraint: Annotated[str | None, "kind of nodes, as of sbatch"] = None
+    mpi: Annotated[str | None, "how ranks find each other, as of srun; none: the site's own"] = (
+        "pmix"
+    )
+    memory_gb_per_node: Annotated[
+        int | None,
+        "GB, where memory is given away as cores are: a step would take all of its nodes'",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory_gb_per_node is not None and self.memory_gb_per_node < 1:
-            raise SiteError(
-                f"--set memory_gb_per_node={self.memory_gb_per_node}: it must be at least 1"
+            raise SettingError(
+                "memory_gb_per_node", self.memory_gb_per_node, "it must be at least 1"
             )
 
     def check(self) -> None:
-        for program in ("sbatch", "squeue", "scancel", "srun"):
+        for program in self.programs:
             if shutil.which(program) is None:
                 raise SiteError(
                     f"Slurm is missing: there is no '{program}' on PATH; start the driver on a "

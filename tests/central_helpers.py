@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from training_helpers import TRAIN_ALL, classes_h5, launch_environment, make_task, write_task
+from training_helpers import (
+    TRAIN_ALL,
+    classes_h5,
+    launch_environment,
+    launch_of,
+    make_task,
+    pilot,
+    write_task,
+)
 
 from apps.contract import (
     Failure,
@@ -153,8 +161,10 @@ def run(
 
 def _outcome(task: TrainTask, folder: Path, line: list[str]) -> TrainResult | Failure:
     content = dataclasses.asdict(task)
+    how = launch_of(line, launch_environment())
     try:
-        result = run_training(content, line, launch_environment(), str(folder), 1)
+        with pilot(folder.parent):
+            result = run_training(content, how, str(folder), 1)
     except RuntimeError as error:
         return from_dict(Failure, json.loads(str(error)))
     return from_dict(TrainResult, result)

@@ -107,7 +107,8 @@ def n3lo(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [sys.executable, str(ROOT / "run_workflow.py"), *map(str, words)],
             cwd=tmp_path,
-            env={**os.environ, **(env or {})},
+            # A sites.toml of whoever runs the tests has no say in them.
+            env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config"), **(env or {})},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -41,7 +41,9 @@ def allowed(path: Path) -> set[str]:
     special = {
         "run_workflow.py": {"workflow.cli"},
         "apps/contract.py": set(),
-        "apps/launch.py": {"apps.contract"},
+        "apps/launch.py": {"apps", "apps.contract"},
+        "apps/room.py": set(),
+        "apps/scout.py": {"apps", "apps.contract", "apps.launch"},
         "apps/rules.py": {"apps.contract"},
         "apps/physics/figures.py": {"apps", "numpy", "matplotlib"},
         "sites/launchers.py": set(),
@@ -52,7 +54,8 @@ def allowed(path: Path) -> set[str]:
     if folder == "workflow":
         search = SEARCH if inside.parts[1] == "search" else set()
         return (
-            {"workflow", "sites", "apps.contract", "apps.launch", "apps.rules", "apps"}
+            {"workflow", "sites", "apps"}
+            | {"apps.contract", "apps.launch", "apps.rules", "apps.scout"}
             | DRIVER
             | search
         )

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import sites
+from apps import room
 from apps.launch import PILOT_END
 from sites.base import SiteError
 from sites.batch import mark_of
@@ -82,12 +83,14 @@ def test_a_task_occupies_its_part_of_a_node_or_several():
 def test_a_step_says_all_that_it_needs():
     shape = Shape(num_ranks=8, cores_per_rank=16, gpus_per_rank=1)
     assert slurm().command(shape) == [
-        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4",
+        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--nodelist={hosts}",
+        "--ntasks=8", "--ntasks-per-node=4",
         "--cpus-per-task=16", "--gres=gpu:4", "--kill-on-bad-exit=1",
     ]  # fmt: skip
     half = Shape(num_ranks=2, cores_per_rank=16)
     assert slurm(memory_gb_per_node="256", mpi="cray_shasta").command(half) == [
-        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--ntasks=2", "--ntasks-per-node=2",
+        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--nodelist={hosts}",
+        "--ntasks=2", "--ntasks-per-node=2",
         "--cpus-per-task=16", "--gres=none", "--mem=128000M", "--kill-on-bad-exit=1",
     ]  # fmt: skip
     assert "--gres=none" not in slurm(gpus_per_node="0").command(half)
@@ -125,22 +128,19 @@ PILOT = {"account": "hep101", "nodes": "16", "walltime_min": "60"}
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "nodes", "options"),
     [
-        ("frontier", "--nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gres=gpu:8"),
-        ("perlmutter", "--nodes=4 --ntasks=16 --ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4"),
-        (
-            "daint_alps",
-            "--nodes=4 --ntasks=16 --ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4 "
-            "--mem=450000M",
-        ),
-        ("piz_daint", "--nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=7 --gres=gpu:1"),
+        ("frontier", 2, "--ntasks-per-node=8 --cpus-per-task=7 --gres=gpu:8"),
+        ("perlmutter", 4, "--ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4"),
+        ("daint_alps", 4, "--ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4 --mem=450000M"),
+        ("piz_daint", 16, "--ntasks-per-node=1 --cpus-per-task=7 --gres=gpu:1"),
     ],
 )
-def test_a_task_of_16_gpus_on_a_machine_of_known_shape(name, options):
+def test_a_task_of_16_gpus_on_a_machine_of_known_shape(name, nodes, options):
     shape = Shape(num_ranks=16, cores_per_rank=7, gpus_per_rank=1)
     line = " ".join(sites.get(name, PILOT).command(shape))
-    assert line == f"srun --exact {options} --kill-on-bad-exit=1"
+    where = f"--nodes={nodes} --nodelist={{hosts}} --ntasks=16"
+    assert line == f"srun --exact {where} {options} --kill-on-bad-exit=1"
     with pytest.raises(SiteError, match="account"):
         sites.get(name, {"nodes": "2", "walltime_min": "60"})
 
@@ -192,7 +192,8 @@ def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
     ]  # fmt: skip
     first, *rest = provider.worker_init.splitlines()
     assert first == f"export {PILOT_END}=$(($(date +%s) + 3600))"
-    assert rest[:2] == ["module load gcc", "[ $? -eq 0 ] || exit 1"]
+    assert rest[0] == f"export {room.JOB}=$SLURM_JOB_ID"
+    assert rest[-3:-1] == ["module load gcc", "[ $? -eq 0 ] || exit 1"]
     assert rest[-1].startswith("unset SLURM_GPUS_PER_NODE ")
 
 

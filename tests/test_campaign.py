@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,9 @@ class ThreadEngine:
 
     def epochs(self, task: TrainTask) -> int:
         return self.trained.get(task.id, 0)
+
+    def share(self, task: TrainTask) -> Fraction:
+        return Fraction(1, self.num_slots)
 
     def is_finished(self, task: TrainTask) -> bool:
         return task.key() in self.finished
@@ -112,7 +116,7 @@ def campaign(study_path, tmp_path):
         session.set_aside(ledger, file)
         folds = file.study.data.folds
         console = Console(file.study.search.objective, num_trials, folds, engine.num_slots)
-        Campaign(planner, search, ledger, engine, console, engine.num_slots).run()
+        Campaign(planner, search, ledger, engine, console).run()
         return ledger
 
     return run

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
+from sites import SITES
 from workflow import cli
 from workflow.ledger import Ledger
 
@@ -52,8 +53,8 @@ def test_a_mistake_in_the_study(edit, error_of):
 
 def test_an_unknown_site(study_path, error_of):
     assert error_of(study_path, "--site", "mars") == (
-        "n3lo: --site mars: no such site; there are: daint_alps, frontier, local, perlmutter, "
-        "piz_daint, slurm, summit"
+        "n3lo: --site mars: no such site; there are: daint_alps, frontier, local, pbs, "
+        "perlmutter, piz_daint, polaris, slurm, summit, theta, titan"
     )
 
 
@@ -345,6 +346,88 @@ def test_the_help_names_every_command(n3lo):
     said = n3lo("--help").stdout
     for name in cli.COMMANDS:
         assert name in said
+
+
+# -- sites -----------------------------------------------------------------------------------
+
+
+def row_of(result: subprocess.CompletedProcess, first: str) -> list[str]:
+    """The cells of the line of a table."""
+    [line] = [line for line in result.stdout.splitlines() if line.split(" ")[0] == first]
+    return re.split(r" {2,}", line.strip())
+
+
+def test_the_sites_are_listed_with_a_mark_where_their_programs_are_found(n3lo, tmp_path):
+    (tmp_path / "sites.toml").write_text('[mine]\nlike = "slurm"\nsummary = "The group\'s."\n')
+    result = n3lo("sites", "list", env={"PATH": "/nowhere"})
+    assert result.returncode == 0, result
+    for name in (*SITES, "mine"):
+        assert row_of(result, name)[0] == name
+    assert row_of(result, "local")[1] == "found"  # beside the Python of this program
+    assert row_of(result, "slurm") == [
+        "slurm", "-", "Any Slurm cluster: pilots by sbatch, tasks as steps by srun.",
+    ]  # fmt: skip
+    assert row_of(result, "mine") == ["mine", "-", "The group's."]
+
+
+def test_a_site_is_shown_with_the_values_of_its_settings_and_whence_they_are(n3lo, tmp_path):
+    (tmp_path / "sites.toml").write_text('[perlmutter]\naccount = "m1234"\nqos = ""\n')
+    user = tmp_path / "config" / "n3lo" / "sites.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text('[perlmutter]\naccount = "m5678"\npilots = 3\n')
+    words = ("perlmutter", "--set", "setup=module load gcc")
+    result = n3lo("sites", "show", *words, env={"XDG_CONFIG_HOME": "config"})
+    assert result.returncode == 0, result
+    assert "Source: https://docs.nersc.gov/systems/perlmutter" in result.stdout
+    for name, cells in {
+        "account": ["text", "required", "m1234", "sites.toml:2"],
+        "qos": ["text", "regular", "none", "sites.toml:3"],
+        "pilots": ["whole number", "1", "3", "config/n3lo/sites.toml:3"],
+        "setup": ["text", '""', "module load gcc", "--set"],
+        "nodes": ["whole number", "required", "missing", "-"],
+        "cores_per_node": ["whole number", "64", "64", "default"],
+    }.items():
+        assert row_of(result, name)[1:5] == cells
+    assert result.stdout.splitlines()[-1] == (
+        "For example: python run_workflow.py my_study.toml --site perlmutter --set nodes=N "
+        "--set walltime_min=N --set 'setup=module load gcc'"
+    )
+
+
+def test_a_study_is_planned_with_the_settings_beside_it(study_path, n3lo):
+    study_path.with_name("sites.toml").write_text(
+        '[mine]\nlike = "slurm"\nnodes = 2\nwalltime_min = 60\ncores_per_node = 8\nmpi = "pmi2"\n'
+    )
+    result = n3lo("plan", study_path, "--site", "mine")
+    assert result.returncode == 0, result
+    assert "small on mine: " in result.stdout
+    assert "srun --exact --mpi=pmi2 " in result.stdout
+
+
+def test_the_settings_beside_a_study_are_shown_from_elsewhere(study_path, n3lo, tmp_path):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "sites.toml").write_text("[local]\ncores = 3\n")
+    assert row_of(n3lo("sites", "show", "local"), "cores")[3] == "none"
+    shown = n3lo("sites", "show", "local", "--study", "else/any.toml")
+    assert row_of(shown, "cores")[3:5] == ["3", "else/sites.toml:2"]
+
+
+def test_a_site_without_its_settings_is_not_checked(error_of, tmp_path):
+    assert error_of("sites", "check", "slurm", "--set", "nodes=1", "--set", "walltime_min=5") == (
+        "n3lo: site 'slurm' needs cores_per_node: add --set cores_per_node=..., or "
+        f"cores_per_node = ... below [slurm] in {tmp_path}/config/n3lo/sites.toml"
+    )
+
+
+def test_a_study_may_be_called_sites(study_path, n3lo):
+    assert n3lo("plan", study_path.rename(study_path.with_name("sites"))).returncode == 0
+    shown = n3lo("status", "sites")
+    assert shown.stderr.startswith("n3lo: there is no ledger in runs/small")
+    nothing = n3lo("sites")
+    assert nothing.returncode == 2
+    assert nothing.stderr == (
+        "n3lo: the following arguments are required: COMMAND; see 'run_workflow.py sites --help'\n"
+    )
 
 
 def left_over(folder) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from training_helpers import launch_of, pilot
 
 from apps import launch
 from apps.contract import (
@@ -58,10 +59,13 @@ def make_result(task: TrainTask, **changes) -> TrainResult:
 
 
 def run(task: TrainTask, folder: Path, shell: str, environment=None):
-    command = ["sh", "-c", shell]
-    return launch.run_training(
-        dataclasses.asdict(task), command, environment or {}, str(folder), attempt=1
-    )
+    return start(task, folder, ["sh", "-c", shell], environment)
+
+
+def start(task: TrainTask, folder: Path, command: list[str], environment=None):
+    how = launch_of(command, environment)
+    with pilot(folder.parent / "pilot"):
+        return launch.run_training(dataclasses.asdict(task), how, str(folder), attempt=1)
 
 
 def failure_of(task: TrainTask, folder: Path, shell: str) -> Failure:
@@ -127,9 +131,7 @@ def test_a_killed_rank_is_told_from_a_failed_one(tmp_path):
 
 def test_a_program_that_is_not_there_is_a_launch_failure(tmp_path):
     with pytest.raises(RuntimeError) as caught:
-        launch.run_training(
-            dataclasses.asdict(make_task()), ["no-such-mpirun"], {}, str(tmp_path), attempt=1
-        )
+        start(make_task(), tmp_path, ["no-such-mpirun"])
     assert json.loads(str(caught.value))["reason"] == "launch"
 
 
@@ -207,16 +209,6 @@ def test_a_killed_worker_takes_its_job_along(tmp_path):
     worker.kill()
     worker.wait()
     wait_for(lambda: not is_alive(pid))
-
-
-def test_the_pinning_of_a_whole_slot_is_not_passed_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0,1")
-    task = make_task()
-    with pytest.raises(RuntimeError):
-        run(task, tmp_path, "env; exit 1", {"OMP_NUM_THREADS": "3"})
-    said = TaskPaths(tmp_path).stdout.read_text()
-    assert "OMP_NUM_THREADS=3" in said
-    assert "GOMP_CPU_AFFINITY" not in said
 
 
 def is_alive(pid: int) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 
 import pytest
 
 import sites
+from apps import room
 from sites.base import SiteError
 from sites.launchers import Shape, mpirun
 from sites.local import Local
@@ -55,14 +58,29 @@ def test_more_gpus_than_the_host_has_gives_the_equation():
     )
 
 
-def test_each_slot_has_its_own_cores_and_gpus(tmp_path, monkeypatch):
+def node_of(site: Local, tmp_path) -> dict:
+    """What the workers are told of this host."""
+    [executor] = site.config(Shape(num_ranks=1), tmp_path, None).executors
+    [line] = [
+        line for line in executor.provider.worker_init.splitlines() if room.NODE + "=" in line
+    ]
+    return json.loads(shlex.split(line)[1].partition("=")[2])
+
+
+def test_the_cores_and_gpus_of_this_host_are_shared_out(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert node_of(Local(), tmp_path) == {
+        "cores": ["4", "5", "6", "7"], "gpus": ["2", "3"], "tasks_per_gpu": 1, "pinned": True,
+    }  # fmt: skip
+    assert node_of(Local(cores=2, gpus=1), tmp_path) == {
+        "cores": ["4", "5"], "gpus": ["2"], "tasks_per_gpu": 1, "pinned": True,
+    }  # fmt: skip
     shape = Shape(num_ranks=2, gpus_per_rank=1)
+    assert Local().need(shape) == {"nodes": 1, "ranks": 2, "cores_per_rank": 1, "gpus": 2}
+    assert Local().environment(shape)["CUDA_VISIBLE_DEVICES"] == "{gpus}"
     [executor] = Local().config(shape, tmp_path, None).executors
-    assert executor.cpu_affinity == "list:4,5:6,7"
-    assert list(executor.available_accelerators) == ["0,1", "2,3"]
-    assert executor.max_workers_per_node == 2
+    assert executor.max_workers_per_node == 1
     assert executor.encrypted
     assert executor.address == "127.0.0.1"
 
@@ -71,20 +89,17 @@ def test_several_tasks_share_a_gpu_where_the_user_says_so(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     site, shape = Local(tasks_per_gpu=2), Shape(num_ranks=1, gpus_per_rank=1)
-    [executor] = site.config(shape, tmp_path, None).executors
-    assert list(executor.available_accelerators) == ["0", "1", "0", "1"]
+    assert node_of(site, tmp_path)["tasks_per_gpu"] == 2
     assert site.num_slots(shape) == 4
     assert site.node_share(shape) == 0.25
-    [executor] = site.config(Shape(num_ranks=2, gpus_per_rank=1), tmp_path, None).executors
-    assert list(executor.available_accelerators) == ["0,1", "0,1"]
     with pytest.raises(SiteError, match="--set tasks_per_gpu=0: it must be at least 1"):
         Local(tasks_per_gpu=0)
 
 
 def test_slots_that_share_cores_are_not_pinned(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    [executor] = Local(cores=4).config(Shape(num_ranks=2), tmp_path, None).executors
-    assert executor.cpu_affinity == "none"
+    node = node_of(Local(cores=4), tmp_path)
+    assert (node["cores"], node["pinned"]) == (["0", "1", "2", "3"], False)
 
 
 def test_every_rank_gets_its_number_of_threads():
@@ -100,8 +115,8 @@ def error_of(name: str, settings: dict[str, str]) -> str:
 
 def test_an_unknown_site_lists_those_there_are():
     assert error_of("mars", {}) == (
-        "--site mars: no such site; there are: daint_alps, frontier, local, perlmutter, piz_daint, "
-        "slurm, summit"
+        "--site mars: no such site; there are: daint_alps, frontier, local, pbs, perlmutter, "
+        "piz_daint, polaris, slurm, summit, theta, titan"
     )
     assert error_of("locl", {}) == "--site locl: no such site; did you mean 'local'?"
 

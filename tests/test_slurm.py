@@ -185,3 +185,36 @@ def test_what_a_killed_driver_left_is_cleared_by_the_next(cluster, drive, tmp_pa
     ledger = Ledger(tmp_path / "runs" / "small")
     assert set(ledger.tasks()["status"]) == {"done"}
     assert cluster.jobs() == []
+
+
+@pytest.fixture
+def check(cluster, tmp_path):
+    def start(*settings: str) -> subprocess.Popen:
+        words = [word for each in (*SETTINGS, *settings) for word in ("--set", each)]
+        driver = [sys.executable, str(ROOT / "run_workflow.py"), "sites", "check", "slurm"]
+        return cluster.start(*driver, *words, "--runs", str(tmp_path / "runs"))
+
+    return start
+
+
+def test_a_check_says_that_all_is_well(cluster, check):
+    assert check("walltime_min=10").wait(timeout=180) == 0
+    said = (cluster.folder / "out.txt").read_text().rpartition("site slurm:")[2]
+    assert "2 ranks on 2 nodes, 2 cores each" in said
+    assert said.count(", 2 ranks, ready in") == 2
+    assert said.endswith("all is well\n"), said
+    assert cluster.jobs() == []
+
+
+def test_a_check_says_if_launcher_and_mpi_do_not_fit_together(cluster, check):
+    assert check("walltime_min=10", "mpi=none").wait(timeout=180) == 1
+    said = (cluster.folder / "out.txt").read_text().rpartition("to mend:")[2]
+    assert "do not fit together; try --set mpi=pmix" in said, said
+
+
+def test_a_check_that_is_stopped_leaves_no_job(cluster, check):
+    checking = check("walltime_min=10")
+    wait_until(cluster.jobs)
+    os.kill(checking.pid, signal.SIGINT)
+    assert checking.wait(timeout=60) == 130
+    assert cluster.jobs() == []

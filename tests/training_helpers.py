@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
 
+from apps import room
 from apps.contract import TrainTask, from_dict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,6 +93,23 @@ def launch_line(num_ranks: int, *words: object) -> list[str]:
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "--host", f"localhost:{num_ranks}"]
     mpirun += ["-n", str(num_ranks), "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
     return [*(mpirun if num_ranks > 1 else []), sys.executable, "-P", *map(str, words)]
+
+
+@contextmanager
+def pilot(folder: Path, **node: Any) -> Iterator[None]:
+    """The environment of a worker, with room for everything."""
+    (folder / "pool").mkdir(parents=True, exist_ok=True)
+    plenty = {"cores": [str(core) for core in range(64)], "gpus": [], **node}
+    facts = {room.POOL: str(folder / "pool"), room.NODES: "n1", room.NODE: json.dumps(plenty)}
+    with mock.patch.dict(os.environ, facts):
+        yield
+
+
+def launch_of(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """How to start a task, as its app is told."""
+    need = {"nodes": 1, "ranks": 1, "cores_per_rank": 1, "gpus": 0}
+    how = {"command": command, "environment": environment or {}}
+    return {**how, "need": need, "avoid": []}
 
 
 def launch_environment(**environment: str) -> dict[str, str]:

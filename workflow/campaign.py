@@ -36,7 +36,6 @@ class Campaign:
     ledger: Ledger
     engine: Engine
     console: Console
-    num_slots: int
     node_share: float = 1.0  # of a node, that one task occupies
     warm: Sequence[Observation] = ()  # trials of earlier studies
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
@@ -74,7 +73,8 @@ class Campaign:
     def _has_room(self) -> bool:
         """Whether to start a trial: as late as slots stay busy, so that the search knows most."""
         trials = {task.trial for task, _ in self.running.values()}
-        return len(trials) < self.settings.num_parallel and len(self.running) <= self.num_slots
+        used = sum(self.engine.share(task) for task, _ in self.running.values())
+        return len(trials) < self.settings.num_parallel and used <= 1
 
     def _start_next(self) -> bool:
         """Start a trial: one that is waiting, or else a new one; False if there is none now."""

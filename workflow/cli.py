@@ -12,18 +12,26 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from apps.contract import VERSION, N3LOError, Plain
-from sites import SITES, get
+from sites import get
 from sites.base import Site, SiteError, threads
+from sites.settings import user_folder
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+# What it does, or the commands below it; its line of help; what adds its arguments.
+_Command: TypeAlias = tuple[
+    Callable[[argparse.Namespace], int] | Mapping[str, "_Command"],
+    str,
+    Sequence[Callable[[argparse.ArgumentParser], None]],
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in NO_ROOM:
             lost = "nothing that finished is lost, and the same command goes on"
-            name = error.filename or options.runs  # while writing, the file is not always known
+            # While writing, the file is not always known.
+            name = error.filename or getattr(options, "runs", "standard output")
             return _say(f"cannot write '{name}': {error.strerror}; {lost}", USER_ERROR)
         return _internal_error()
     except Exception:  # noqa: BLE001  a traceback is for us, not for the user
@@ -92,38 +101,70 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="run_workflow.py", description=__import__("workflow").__doc__)
     parser.add_argument("--version", action="version", version=f"n3lo {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (function, summary, extend) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(command=function)
-        command.add_argument(
-            "study",
-            nargs="?",
-            type=Path,
-            default=DEFAULT_STUDY,
-            metavar="STUDY",
-            help="a study file (default: studies/jets.toml)",
-        )
-        command.add_argument(
-            "--runs",
-            type=Path,
-            default=Path("runs"),
-            metavar="FOLDER",
-            help="of the run folders and the cache (default: runs)",
-        )
-        for argument in extend:
-            argument(command)
+    _add_commands(parser, COMMANDS)
     return parser
 
 
-def _site_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--site", default="local", help=f"one of: {', '.join(SITES)}")
+def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, _Command]) -> None:
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (does, summary, arguments) in commands.items():
+        command = subparsers.add_parser(name, help=summary, description=summary)
+        if isinstance(does, Mapping):
+            _add_commands(command, does)
+        else:
+            command.set_defaults(command=does)
+        for argument in arguments:
+            argument(command)
+
+
+def _study_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "study",
+        nargs="?",
+        type=Path,
+        default=DEFAULT_STUDY,
+        metavar="STUDY",
+        help="a study file (default: studies/jets.toml)",
+    )
+
+
+def _runs_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="of the run folders and the cache (default: runs)",
+    )
+
+
+def _site_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--site", default="local", help="of those that 'sites list' shows (default: local)"
+    )
+
+
+def _site_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("site", metavar="NAME", help="of those that 'sites list' shows")
+
+
+def _beside_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--study",
+        type=Path,
+        default=Path("study.toml"),  # its folder counts, whether it is there or not
+        metavar="STUDY",
+        help="take the sites.toml beside that study (default: the one in this folder)",
+    )
+
+
+def _set_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting of the site, such as cores=4",
+        help="a setting of the site, such as cores=4; 'sites show NAME' has all",
     )
 
 
@@ -269,29 +310,65 @@ def _use(options: argparse.Namespace, program: str, words: list[str]) -> int:
     return 0
 
 
-_RUN = [_site_options, _budget_options]
-COMMANDS = {
+def _list_sites(options: argparse.Namespace) -> int:
+    from workflow import console, siteshow
+
+    siteshow.print_list(_site_folders(options), console.terminal())
+    return 0
+
+
+def _show_site(options: argparse.Namespace) -> int:
+    from workflow import console, siteshow
+
+    folders = _site_folders(options)
+    siteshow.print_site(options.site, _settings(options), folders, console.terminal())
+    return 0
+
+
+def _check_site(options: argparse.Namespace) -> int:
+    from workflow import sitecheck
+
+    return sitecheck.check(_site(options), options.runs)
+
+
+_STUDY = [_study_argument, _runs_option]
+_RUN = [*_STUDY, _site_option, _set_option, _budget_options]
+_SITES: dict[str, _Command] = {
+    "list": (_list_sites, "all sites; those whose programs are found here", [_beside_option]),
+    "show": (
+        _show_site,
+        "what a site is, and its settings with their values",
+        [_site_argument, _set_option, _beside_option],
+    ),
+    "check": (
+        _check_site,
+        "try a site out before a study runs there",
+        [_site_argument, _set_option, _beside_option, _runs_option],
+    ),
+}
+COMMANDS: dict[str, _Command] = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
     "plan": (_plan, "show trials, tasks and launch lines; run nothing", _RUN),
-    "status": (_status, "how far a study is", []),
-    "report": (_report, "best trials, failures, scaling, cost", []),
-    "export": (_export, "write the ledger as a table", [_export_options]),
+    "status": (_status, "how far a study is", _STUDY),
+    "report": (_report, "best trials, failures, scaling, cost", _STUDY),
+    "export": (_export, "write the ledger as a table", [*_STUDY, _export_options]),
     "export-model": (
         _export_model,
         "write a trained network as .onnx or .pt2 (torch.export)",
-        [_task_options, _network_options],
+        [*_STUDY, _task_options, _network_options],
     ),
     "generate": (
         _generate,
         "write showers of a trained generator as HDF5",
-        [_task_options, _generate_options],
+        [*_STUDY, _task_options, _generate_options],
     ),
     "ensemble": (
         _ensemble,
         "average what the best trials give, and see what that gains",
-        [_ensemble_options],
+        [*_STUDY, _ensemble_options],
     ),
     "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
+    "sites": (_SITES, "the machines that studies can run on", []),
 }
 
 
@@ -308,13 +385,22 @@ def _study(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # Stud
 
 
 def _site(options: argparse.Namespace) -> Site:
+    return get(options.site, _settings(options), _site_folders(options))
+
+
+def _site_folders(options: argparse.Namespace) -> list[Path]:
+    """Where a sites.toml may be."""
+    return [options.study.parent, user_folder()]
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
     settings = {}
     for text in options.set:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise N3LOError(f"--set {shlex.quote(text)}: write it as KEY=VALUE")
         settings[key] = value
-    return get(options.site, settings)
+    return settings
 
 
 def _trial_number(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,27 +163,47 @@ def shape_of(training: Training, layout: Layout) -> Shape:
 
 
 def largest_shape(file: StudyFile) -> Shape:
-    """What a slot must hold: every searched layout value at its largest, of each strategy."""
-    space, largest = file.study.search.space, dict(_largest_layout(file))
+    """What a site must have room for: every searched layout value at its largest."""
+    shapes = _shapes(file, max)
+    num_ranks = max(shape.num_ranks for shape in shapes)
+    most_workers = max(shape.num_ranks - shape.num_masters for shape in shapes)
+    return dataclasses.replace(shapes[0], num_ranks=num_ranks, num_masters=num_ranks - most_workers)
+
+
+def smallest_shape(file: StudyFile) -> Shape:
+    """What a site has room for most often: every searched layout value at its smallest."""
+    try:
+        shapes = _shapes(file, min)
+    except N3LOError:  # they need not go together
+        return largest_shape(file)
+    num_ranks = min(shape.num_ranks for shape in shapes)
+    fewest_workers = min(shape.num_ranks - shape.num_masters for shape in shapes)
+    masters = num_ranks - fewest_workers
+    return dataclasses.replace(shapes[0], num_ranks=num_ranks, num_masters=masters)
+
+
+def _shapes(file: StudyFile, end: Callable[[Sequence[int]], int]) -> list[Shape]:
+    """Of each strategy, with the searched layout values at one end."""
+    space, layout = file.study.search.space, dict(_layout_at(file, end))
     dimensions = {path: space[path] for path in DECIDE_RANKS if path in space}
     choices = {path: each.values for path, each in dimensions.items() if isinstance(each, Choice)}
     shapes = []
     for values in itertools.product(*choices.values()):
         try:
-            study = file.at({**largest, **dict(zip(choices, values, strict=True))})
+            study = file.at({**layout, **dict(zip(choices, values, strict=True))})
         except N3LOError as error:  # perhaps a condition or a constraint keeps it out
             refused = error
         else:
             shapes.append(shape_of(study.training, study.layout))
     if not shapes:
         raise refused
-    num_ranks = max(shape.num_ranks for shape in shapes)
-    most_workers = max(shape.num_ranks - shape.num_masters for shape in shapes)
-    return dataclasses.replace(shapes[0], num_ranks=num_ranks, num_masters=num_ranks - most_workers)
+    return shapes
 
 
-def _largest_layout(file: StudyFile) -> Iterator[tuple[str, int]]:
+def _layout_at(file: StudyFile, end: Callable[[Sequence[int]], int]) -> Iterator[tuple[str, int]]:
     for path, dimension in file.study.search.space.items():
         if path.startswith("layout.") and path != "layout.walltime_min":
-            ends = dimension.values if isinstance(dimension, Choice | Ordinal) else [dimension.high]
-            yield path, max(int(end) for end in ends)
+            if isinstance(dimension, Choice | Ordinal):
+                yield path, end([int(value) for value in dimension.values])
+            else:
+                yield path, end([int(dimension.low), int(dimension.high)])

@@ -37,16 +37,27 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
     Raises:
         N3LOError: another study's folder, or another driver is at work in it.
     """
-    _check_name(folder)
     copy = folder / "study.toml"
     if copy.exists():
         _check_same_study(copy, file)
+    with taken(folder):
+        if not copy.exists():
+            write_text(copy, file.text)
+        yield
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Be the one driver at work in a folder; what an earlier one left running is killed.
+
+    Raises:
+        N3LOError: another driver is at work in it, or Parsl cannot be.
+    """
+    _check_name(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         sweep(folder)
         os.environ[MARK] = _mark(folder)
-        if not copy.exists():
-            write_text(copy, file.text)
         try:
             yield
         finally:

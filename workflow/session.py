@@ -47,7 +47,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     """
     _require_horovod(file)
     site.check()
-    shape = plan.largest_shape(file)
+    shape, smallest = plan.largest_shape(file), plan.smallest_shape(file)
     num_slots = site.num_slots(shape)
     search = make_search(file)
     planner = _planner(file, runs)
@@ -79,8 +79,8 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         for line in [*warm.lines, *aside]:
             console.note(line)
         try:
-            with console.showing(), engine(site, shape, folder, results) as started:
-                campaign = Campaign(planner, search, ledger, started, console, num_slots)
+            with console.showing(), engine(site, smallest, folder, results) as started:
+                campaign = Campaign(planner, search, ledger, started, console)
                 campaign.node_share, campaign.warm = site.node_share(shape), warm.trials
                 campaign.run()
         except EngineError as error:

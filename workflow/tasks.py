@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,20 @@ class Engine:
         shape = shape_of(task.training, task.layout)
         future: Future[Any] = self.app(
             task=dataclasses.asdict(task),
-            command=self.site.command(shape),
-            environment=self.site.environment(shape),
+            how={
+                "command": self.site.command(shape),
+                "environment": self.site.environment(shape),
+                "need": self.site.need(shape),
+                "avoid": [],
+            },
             folder=str(self._paths(task).folder),
             attempt=attempt,
         )
         return future
+
+    def share(self, task: TrainTask) -> Fraction:
+        """The part of the site that a task takes."""
+        return Fraction(1, self.site.num_slots(shape_of(task.training, task.layout)))
 
     def epochs(self, task: TrainTask) -> int:
         """How many epochs the attempts at a task have trained so far."""
@@ -106,7 +115,7 @@ class Engine:
 
 @contextmanager
 def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> Iterator[Engine]:
-    """Parsl on a site, for tasks of up to `shape`; what still runs at the end is stopped."""
+    """Parsl on a site, for tasks from `shape` on; what still runs at the end is stopped."""
     site.sweep(run_folder)
     config = site.config(shape, run_folder / "parsl", TaskCache(results))
     try:
