@@ -182,7 +182,7 @@ def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, end: float) -> int
 
 
 def _become_job(place: room.Place) -> None:
-    """On its cores, and taken along by a worker that is killed (Linux; elsewhere by the next start).
+    """On its cores; and a worker that is killed takes its job along (Linux only).
 
     By SIGTERM, at which launchers end their ranks on other nodes too.
     """

@@ -131,7 +131,7 @@ class Polaris(Pbs):
     name = "polaris"
 
     account: str = field()  # required, unlike that of the class above
-    queue: str | None = "debug"
+    queue: str = "debug"
     select: str = "system=polaris"
     filesystems: Annotated[str, "file systems that a job needs, as of qsub -l"] = "home:eagle"
     cores_per_node: int = 32
@@ -212,7 +212,7 @@ class Theta(Alps):
     job_number = "$COBALT_JOBID"
 
     account: str = field()  # required, unlike that of the class above
-    queue: str | None = "default"
+    queue: str = "default"
     filesystems: Annotated[str, "file systems that a job needs, as of qsub --attrs"] = (
         "home,theta-fs0"
     )

@@ -61,7 +61,7 @@ class ThreadEngine:
     def is_finished(self, task: TrainTask) -> bool:
         return task.key() in self.finished
 
-    def submit(self, task: TrainTask, attempt: int) -> Future:
+    def submit(self, task: TrainTask, attempt: int, avoid: list[str]) -> Future:
         if self.is_finished(task):
             future: Future = Future()
             future.set_result((self.finished[task.key()], True))

@@ -259,3 +259,27 @@ def test_the_hours_of_a_study_are_those_of_its_sessions(tmp_path):
         )
     )
     assert Ledger(tmp_path).hours() == pytest.approx(3.0)
+
+
+def test_a_node_on_which_three_tasks_failed_in_a_row_is_to_be_avoided(tmp_path):
+    ledger = Ledger(tmp_path)
+    start_session(ledger)
+    for trial in range(4):
+        ledger.record_trial(Proposal({}, number=trial), num_folds=2)
+
+    def fail(trial: int, reason: str = "exit") -> None:
+        task, failure = task_of(trial, 0), Failure(reason=reason, message="")
+        place = {"job": "7", "nodes": ["n1", "n2"]}
+        ledger.record_failed(task, failure, folder=task.id, place=place)
+
+    for trial in (0, 0, 0, 1, 1):  # of a task that fails everywhere it is not the node's fault
+        fail(trial)
+    fail(2, "diverged")
+    assert ledger.nodes_to_avoid() == []
+    fail(3)
+    assert ledger.nodes_to_avoid() == Ledger(tmp_path).nodes_to_avoid() == ["n1", "n2"]
+    task = task_of(2, 1)
+    result = dataclasses.asdict(make_result(task))
+    place = {"job": "8", "nodes": ["n2"]}
+    ledger.record_done(task, result, cached=False, folder=task.id, place=place)
+    assert ledger.nodes_to_avoid() == ["n1"]

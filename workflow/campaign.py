@@ -167,12 +167,13 @@ class Campaign:
         self.epochs.setdefault(task.id, self.engine.epochs(task))
         if not self.engine.is_finished(task):
             self.ledger.record_start(task, state.attempts + 1)
-        self.running[self.engine.submit(task, state.attempts)] = (task, attempt)
+        future = self.engine.submit(task, state.attempts, self.ledger.nodes_to_avoid())
+        self.running[future] = (task, attempt)
 
     def _record(self, task: TrainTask, attempt: int, outcome: Outcome) -> None:
         folder = self.ledger.relative(outcome.folder)
         if outcome.failure is not None:
-            self.ledger.record_failed(task, outcome.failure, folder=folder)
+            self.ledger.record_failed(task, outcome.failure, folder=folder, place=outcome.place)
             self.console.ended(task, outcome)
             if outcome.failure.reason in NOT_ITS_FAULT:
                 attempt = 0 if self._got_on(task) else attempt
@@ -181,7 +182,9 @@ class Campaign:
                     return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
-            self.ledger.record_done(task, outcome.result, cached=cached, folder=folder)
+            self.ledger.record_done(
+                task, outcome.result, cached=cached, folder=folder, place=outcome.place
+            )
             self.console.ended(task, outcome)
         self._go_on(task.trial)
 

@@ -16,9 +16,10 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -37,6 +38,8 @@ from workflow.search.base import Observation, Proposal
 from workflow.space import Point
 
 NAME = "ledger.jsonl"
+BAD_NODE = 3  # tasks in a row that failed on it
+NOT_OF_A_NODE = ("walltime", "time_limit", "diverged", "parent")  # of failures
 BUDGETS = ("training.epochs", "data.train_fraction")  # of which a search gives some trials less
 
 
@@ -121,6 +124,7 @@ class Ledger:
         self.sessions: list[dict[str, Any]] = []
         self.trials_by_number: dict[int, TrialState] = {}
         self._spans: list[tuple[float, float]] = []  # first and last row of each session
+        self._failed_on: dict[str, set[tuple[int, int]]] = {}  # tasks, since one was done there
         for row in read_json_lines(self.path):
             self._apply(row)
 
@@ -161,13 +165,36 @@ class Ledger:
         self._record("start", trial=task.trial, fold=task.fold, attempt=attempt, key=task.key())
 
     def record_done(
-        self, task: TrainTask, result: dict[str, Any], *, cached: bool, folder: str
+        self,
+        task: TrainTask,
+        result: dict[str, Any],
+        *,
+        cached: bool,
+        folder: str,
+        place: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._record_end(task, status="done", cached=cached, folder=folder, result=result)
+        """A task with its result.
 
-    def record_failed(self, task: TrainTask, failure: Failure, *, folder: str) -> None:
+        Args:
+            place: `job` and `nodes` of its last attempt, where it ran now.
+        """
+        self._record_end(task, status="done", cached=cached, folder=folder, result=result, **place)
+
+    def record_failed(
+        self,
+        task: TrainTask,
+        failure: Failure,
+        *,
+        folder: str,
+        place: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._record_end(
-            task, status="failed", reason=failure.reason, message=failure.message, folder=folder
+            task,
+            status="failed",
+            reason=failure.reason,
+            message=failure.message,
+            folder=folder,
+            **place,
         )
 
     def record_orphaned(self, trial: int, message: str) -> None:
@@ -243,6 +270,11 @@ class Ledger:
         state.reason, state.message = row.get("reason", ""), row.get("message", "")
         state.cached, state.folder = row.get("cached", False), row["folder"]
         state.result = row.get("result", {})
+        for node in row.get("nodes", []):
+            if row["status"] == "done":
+                self._failed_on.pop(node, None)
+            elif state.reason not in NOT_OF_A_NODE:
+                self._failed_on.setdefault(node, set()).add((row["trial"], row["fold"]))
 
     def _apply_rerun(self, row: dict[str, Any]) -> None:
         for number in row["trials"]:
@@ -315,6 +347,10 @@ class Ledger:
             fold: Start(key=state.key, folder=str((self.folder / state.folder).resolve()))
             for fold, state in self.trials_by_number[parent].tasks.items()
         }
+
+    def nodes_to_avoid(self) -> list[str]:
+        """Those on which different tasks failed one after the other."""
+        return sorted(name for name, tasks in self._failed_on.items() if len(tasks) >= BAD_NODE)
 
     def hours(self) -> float:
         """For which drivers were at work on this study, all sessions together."""

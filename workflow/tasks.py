@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import parsl
 from parsl.errors import ParslError
 from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
 
-from apps.contract import Failure, TaskPaths, TrainTask, from_dict
+from apps.contract import Failure, TaskPaths, TrainTask, from_dict, read_json
 from apps.launch import finished_result, run_training
 from sites.base import Site, SiteError
 from sites.launchers import Shape
@@ -37,6 +37,7 @@ class Outcome:
     failure: Failure | None = None
     cached: bool = False
     folder: Path
+    place: dict[str, Any] = field(default_factory=dict)  # its batch job and nodes
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Engine:
         own = finished_result(self._paths(task), key)
         return own is not None or self.results.find(key) is not None
 
-    def submit(self, task: TrainTask, attempt: int) -> Future[Any]:
-        """Start a task, or take its result from the cache."""
+    def submit(self, task: TrainTask, attempt: int, avoid: Sequence[str] = ()) -> Future[Any]:
+        """Start a task, on other nodes than those to avoid, or take its result from the cache."""
         shape = shape_of(task.training, task.layout)
         future: Future[Any] = self.app(
             task=dataclasses.asdict(task),
@@ -64,7 +65,7 @@ class Engine:
                 "command": self.site.command(shape),
                 "environment": self.site.environment(shape),
                 "need": self.site.need(shape),
-                "avoid": [],
+                "avoid": list(avoid),
             },
             folder=str(self._paths(task).folder),
             attempt=attempt,
@@ -94,10 +95,11 @@ class Engine:
             result = dict(future.result())
             folder = Path(result.pop("folder", own))
             cached = bool(getattr(future, "task_record", {}).get("from_memo"))
-            return Outcome(result=result, cached=cached, folder=folder)
+            place = {} if cached else self._place(task)
+            return Outcome(result=result, cached=cached, folder=folder, place=place)
         if isinstance(error, ParslError):
             raise EngineError(" ".join(str(error).split()))
-        return Outcome(failure=_failure(error), folder=own)
+        return Outcome(failure=_failure(error), folder=own, place=self._place(task))
 
     def check(self) -> None:
         """See that tasks can still end: Parsl does not notice if its interchange is gone.
@@ -108,6 +110,14 @@ class Engine:
         error = _broken(self.kernel)
         if error is not None:
             raise error
+
+    def _place(self, task: TrainTask) -> dict[str, Any]:
+        """Where the last attempt at a task ran; empty where it never did."""
+        try:
+            place = read_json(self._paths(task).place)
+            return {"job": place["job"], "nodes": place["hosts"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def _paths(self, task: TrainTask) -> TaskPaths:
         return TaskPaths(self.run_folder / task.id)
