@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from apps import room
 from apps.contract import (
@@ -57,6 +58,11 @@ class Launch:
     @classmethod
     def of_plain(cls, content: dict[str, Any]) -> Launch:
         return cls(**{**content, "need": room.Need(**content["need"])})
+
+    def placed(self, place: room.Place) -> tuple[list[str], dict[str, str]]:
+        """The launch line, and all variables, of a task that has its place."""
+        own = {name: place.filled(text) for name, text in self.environment.items()}
+        return [place.filled(word) for word in self.command], {**os.environ, **own}
 
 
 def run_training(
@@ -96,17 +102,18 @@ def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[s
         if tenant is None:
             return Failure(reason="walltime", message="the pilot ended before it began")
         own_end = time.time() + task.layout.walltime_min * 60
-        exit_code = _execute(
-            training_line([tenant.place.filled(word) for word in how.command], paths),
-            {
-                **os.environ,
-                **{name: tenant.place.filled(text) for name, text in how.environment.items()},
-            },
-            paths,
-            attempt,
-            tenant,
-            min(own_end, pilot_end),
-        )
+        command, environment = how.placed(tenant.place)
+        line = training_line(command, paths)
+        with (
+            open(paths.stdout, "ab") as stdout,
+            open(paths.stderr, "ab") as stderr,
+        ):
+            header = f"=== attempt {attempt}, {time.strftime('%F %T')}: {' '.join(line)}\n"
+            stderr.write(header.encode())
+            stderr.flush()
+            with job(line, environment, (stdout, stderr), tenant) as process:
+                write_json(paths.place, _whereabouts(tenant.place, process.pid))
+                exit_code = _wait(process, paths, min(own_end, pilot_end))
     finished = finished_result(paths, key)
     if finished is None and exit_code is None and pilot_end < own_end:
         return Failure(reason="walltime", message="the pilot ended; it goes on in the next one")
@@ -127,37 +134,31 @@ def finished_result(paths: TaskPaths, key: str) -> dict[str, Any] | None:
     return dataclasses.asdict(result) if result.key == key else None
 
 
-def _execute(
+@contextlib.contextmanager
+def job(
     line: list[str],
     environment: dict[str, str],
-    paths: TaskPaths,
-    attempt: int,
+    output: tuple[IO[bytes], IO[bytes]],
     tenant: room.Tenant,
-    end: float,
-) -> int | None:
-    """Run `line` in a session of its own and return its exit code; None if it ran too long.
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job in a session of its own, in its room; what is left of it at the end is stopped.
 
-    Output goes to files: a pipe that nobody empties would stop the job.
+    Output goes to files: a pipe that nobody empties would stop it.
     """
-    with open(paths.stdout, "ab") as stdout, open(paths.stderr, "ab") as stderr:
-        header = f"=== attempt {attempt}, {time.strftime('%F %T')}: {' '.join(line)}\n"
-        stderr.write(header.encode())
-        stderr.flush()
-        process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=partial(_become_job, tenant.place),
-        )
-        try:
-            tenant.holds(process.pid)
-            write_json(paths.place, _whereabouts(tenant.place, process.pid))
-            return _wait(process, paths, end)
-        finally:
-            _end_session(process)
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=output[0],
+        stderr=output[1],
+        env=environment,
+        start_new_session=True,
+        preexec_fn=partial(_become_job, tenant.place),
+    )
+    try:
+        tenant.holds(process.pid)
+        yield process
+    finally:
+        _end_session(process)
 
 
 def _wait(process: subprocess.Popen[bytes], paths: TaskPaths, end: float) -> int | None:

@@ -137,11 +137,8 @@ class Room:
         wanted = [host for host in self.hosts if host not in avoid]
         if len(wanted) < need.nodes:  # the others are not enough
             wanted = self.hosts
-        whole = self.node.cores, self.node.gpus * self.node.tasks_per_gpu
         if need.nodes > 1:
-            empty = [
-                host for host in wanted if tuple(map(len, free[host])) == tuple(map(len, whole))
-            ]
+            empty = [host for host in wanted if free[host] == self._free(host, [])]
             if len(empty) < need.nodes:
                 return None
             return self._place(need, empty[: need.nodes], self.node.cores, self.node.gpus)
@@ -254,7 +251,7 @@ def _process(pid: int) -> list[int] | None:
 
 
 def session_members(session: int) -> list[int]:
-    """Process ids of the live members of a session; without /proc, of its leader alone."""
+    """Process ids of the live members of a session."""
     members = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -11,7 +11,6 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +21,10 @@ from typing import Any
 
 from apps import room
 from apps.contract import VERSION, from_dict, read_json
-from apps.launch import PILOT_END, Launch
+from apps.launch import PILOT_END, Launch, job
 
 LIMIT_S = 240  # for all that the ranks do; to import torch alone can take minutes
-GRACE_S = 10.0  # between SIGTERM and SIGKILL; for files of other nodes to be seen
+GRACE_S = 10.0  # for files of other nodes to be seen
 
 # In the folder of a check. The token is written by the driver, the rest where the ranks are.
 TOKEN, REPORTS, STDOUT, STDERR = "token.txt", "reports", "stdout.txt", "stderr.txt"
@@ -98,11 +97,16 @@ def _run(how: Launch, folder: Path, token: str, num_ranks: int) -> Answer:
     with room.Room.of_pilot().taken("probe", how.need, how.avoid, pilot_end) as tenant:
         if tenant is None:
             raise TimeoutError("the pilot has no room for the ranks")
-        command = [tenant.place.filled(word) for word in how.command]
+        command, environment = how.placed(tenant.place)
         line = [*command, sys.executable, "-P", "-m", "apps.probe", str(reports), token]
-        own = {name: tenant.place.filled(text) for name, text in how.environment.items()}
-        launched = time.time()
-        exit_code = _execute(line, {**os.environ, **own}, folder, tenant)
+        launched, exit_code = time.time(), None
+        with (
+            open(folder / STDOUT, "wb") as stdout,
+            open(folder / STDERR, "wb") as stderr,
+            job(line, environment, (stdout, stderr), tenant) as process,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            exit_code = process.wait(LIMIT_S)
         seconds = time.time() - launched
     deadline = time.monotonic() + GRACE_S
     while len(found := sorted(reports.glob("*.json"))) < num_ranks and exit_code == 0:
@@ -118,32 +122,6 @@ def _run(how: Launch, folder: Path, token: str, num_ranks: int) -> Answer:
         reports=[from_dict(Report, read_json(path)) for path in found],
         pilot_end=pilot_end if pilot_end < float("inf") else None,
     )
-
-
-def _execute(
-    line: list[str], environment: dict[str, str], folder: Path, tenant: room.Tenant
-) -> int | None:
-    """The exit code; None if it ran too long. Ranks on other nodes have a limit of their own."""
-    with open(folder / STDOUT, "wb") as stdout, open(folder / STDERR, "wb") as stderr:
-        process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
-        tenant.holds(process.pid)
-        try:
-            return process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # it passes this on to its ranks, also those on other nodes
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def versions() -> dict[str, str]:

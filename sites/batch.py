@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ LAST_START_S = 300  # before the end of a pilot
 class Batch(Site):
     """A pilot, and what its nodes are."""
 
+    system: ClassVar[str]  # the batch system's name
     cancels: ClassVar[str]  # the program that takes jobs out of the queue
     hosts_of_job: ClassVar[str]  # shell words that print the names of a job's nodes
     job_number: ClassVar[str]  # a shell variable
@@ -58,6 +60,14 @@ class Batch(Site):
                 raise SettingError(key, value, "it must be at least 1")
         if self.gpus_per_node < 0:
             raise SettingError("gpus_per_node", self.gpus_per_node, "it must be at least 0")
+
+    def check(self) -> None:
+        for program in self.programs:
+            if shutil.which(program) is None:
+                raise SiteError(
+                    f"{self.system} is missing: there is no '{program}' on PATH; start the driver "
+                    f"on a login node of the cluster"
+                )
 
     @abstractmethod
     def provider(self, mark: str) -> Any:

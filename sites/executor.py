@@ -22,6 +22,8 @@ def room(hosts: str, node: dict[str, Any]) -> str:
             'export N3LO_POOL=$(mktemp -d "${TMPDIR:-/tmp}/n3lo-XXXXXXXX")',
             "trap 'rm -rf \"$N3LO_POOL\"' EXIT",
             f"export N3LO_NODES=$({hosts})",
+            '[ -d "$N3LO_POOL" ] && [ -n "$N3LO_NODES" ] || {',
+            '    echo "n3lo: no folder for temporary files, or no list of nodes" >&2; exit 1; }',
             f"export N3LO_NODE={shlex.quote(json.dumps(node))}",
         ]
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from sites.base import SiteError
 from sites.batch import POLL_S, Batch, ask
 from sites.launchers import Shape, jsrun
 
@@ -21,19 +19,12 @@ class Lsf(Batch):
 
     name = "lsf"
     programs = ("bsub", "bjobs", "bkill")
+    system = "LSF"
     cancels = "bkill"
     hosts_of_job = 'tail -n +2 "$LSB_DJOB_HOSTFILE" | uniq'  # its first line is the launch node
     job_number = "$LSB_JOBID"
 
     queue: Annotated[str | None, "queue, as of bsub"] = None
-
-    def check(self) -> None:
-        for program in self.programs:
-            if shutil.which(program) is None:
-                raise SiteError(
-                    f"LSF is missing: there is no '{program}' on PATH; start the driver on a "
-                    f"login node of the machine"
-                )
 
     def nodes_of(self, shape: Shape) -> int:
         # A resource set has GPUs for all of its ranks, masters or not.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -24,19 +23,12 @@ class Qsub(Batch):
     """Pilots by qsub."""
 
     programs = ("qsub", "qstat", "qdel")
+    system = "PBS"
     cancels = "qdel"
     hosts_of_job = 'sort -u "$PBS_NODEFILE"'
     job_number = "$PBS_JOBID"
 
     queue: Annotated[str | None, "queue, as of qsub"] = None
-
-    def check(self) -> None:
-        for program in self.programs:
-            if shutil.which(program) is None:
-                raise SiteError(
-                    f"PBS is missing: there is no '{program}' on PATH; start the driver on a "
-                    f"login node of the machine"
-                )
 
     def queued(self) -> list[tuple[str, str]]:
         return marked_jobs(ask(["qstat", "-f"]), getpass.getuser())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from sites.base import SettingError, SiteError
+from sites.base import SettingError
 from sites.batch import POLL_S, Batch, ask
 from sites.launchers import Shape, srun
 
@@ -24,6 +23,7 @@ class Slurm(Batch):
 
     name = "slurm"
     programs = ("sbatch", "squeue", "scancel", "srun")
+    system = "Slurm"
     cancels = "scancel"
     hosts_of_job = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     job_number = "$SLURM_JOB_ID"
@@ -45,14 +45,6 @@ class Slurm(Batch):
             raise SettingError(
                 "memory_gb_per_node", self.memory_gb_per_node, "it must be at least 1"
             )
-
-    def check(self) -> None:
-        for program in self.programs:
-            if shutil.which(program) is None:
-                raise SiteError(
-                    f"Slurm is missing: there is no '{program}' on PATH; start the driver on a "
-                    f"login node of the cluster"
-                )
 
     def command(self, shape: Shape) -> list[str]:
         memory = self.memory_gb_per_node

@@ -43,6 +43,7 @@ class ThreadEngine:
         self.pool = ThreadPoolExecutor(num_slots)
         self.finished: dict[str, dict] = {}
         self.executed: list[str] = []
+        self.avoided: dict[str, list[str]] = {}  # nodes, by task
         self.trained: dict[str, int] = {}  # epochs of tasks
         self.most_trials = 0
         self.most_running = 0
@@ -62,6 +63,7 @@ class ThreadEngine:
         return task.key() in self.finished
 
     def submit(self, task: TrainTask, attempt: int, avoid: list[str]) -> Future:
+        self.avoided[task.id] = avoid
         if self.is_finished(task):
             future: Future = Future()
             future.set_result((self.finished[task.key()], True))
@@ -90,7 +92,7 @@ class ThreadEngine:
         value, cached = future.result()
         folder = self.folder / task.id
         if isinstance(value, Failure):
-            return Outcome(failure=value, folder=folder)
+            return Outcome(failure=value, folder=folder, place={"job": "7", "nodes": ["n1"]})
         return Outcome(result=value, cached=cached, folder=folder)
 
 
@@ -199,6 +201,14 @@ def test_a_failed_task_is_a_row_and_the_others_go_on(campaign, engine):
     engine.executed.clear()
     assert list(campaign(engine).trials()["status"]) == ["done"] * 5
     assert engine.executed == ["t001-f0"]
+
+
+def test_tasks_are_kept_off_a_node_on_which_others_failed(campaign, engine):
+    engine.train = lambda task: Failure(reason="exit", message="exit status 1")
+    ledger = campaign(engine)
+    assert engine.avoided["t000-f0"] == []
+    assert engine.avoided["t004-f0"] == ["n1"]
+    assert ledger.nodes_to_avoid() == ["n1"]
 
 
 @pytest.mark.parametrize("method", ["random", "bayesian"])

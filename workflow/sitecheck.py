@@ -6,11 +6,9 @@ import dataclasses
 import secrets
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from sites.launchers import Shape
 from workflow import runfolder
 from workflow.console import terminal
 from workflow.findings import Expected, findings, plural
+from workflow.tasks import broken, loaded
 
 NODES, WALLTIME_MIN = 2, 10  # of the pilot, at most
 WORKER_S = 180  # from the start of a pilot until its worker must be here
@@ -117,7 +116,7 @@ def _tried(site: Site, shape: Shape, asked: Expected, folder: Path, out: Termina
         "need": site.need(shape),
         "avoid": [],
     }
-    with _parsl(site, shape, folder) as kernel:
+    with loaded(site, shape, folder) as kernel:
         pilot = _Pilot(kernel.executors[site.name], out, isinstance(site, Batch))
         out.print(_headline(asked, pilot.executor.address))
         app = parsl.python_app(run_probe, data_flow_kernel=kernel)
@@ -133,46 +132,15 @@ def _tried(site: Site, shape: Shape, asked: Expected, folder: Path, out: Termina
     return [*_of_launcher(answer, folder), *findings(answer.reports, versions(), asked)]
 
 
-@contextmanager
-def _parsl(site: Site, shape: Shape, folder: Path) -> Iterator[Any]:
-    """Parsl on a site, as `tasks.engine` has it."""
-    site.sweep(folder)
-    config = site.config(shape, folder / "parsl", None)
-    try:
-        with parsl.load(config) as kernel:
-            try:
-                yield kernel
-            finally:
-                _broken(kernel)
-    finally:
-        try:
-            site.sweep(folder)
-        except SiteError as error:  # what was found is not to be lost over it
-            print(f"n3lo: warning: {error}", file=sys.stderr)
-
-
-def _broken(kernel: Any) -> str | None:
-    """What is wrong with Parsl, if anything: it does not notice itself."""
-    for executor in kernel.executors.values():
-        interchange = getattr(executor, "interchange_proc", None)
-        if interchange is not None and interchange.poll() is not None:
-            text = f"Parsl's interchange ended with status {interchange.returncode}"
-            # Or Parsl, at its end, would wait for an answer of the interchange for ever.
-            if not executor.bad_state_is_set:
-                executor.set_bad_state_and_fail_all(RuntimeError(text))
-            return text
-    return None
-
-
 # -- waiting ---------------------------------------------------------------------------------------
 
 
 def _waited(future: Future[Any], kernel: Any, pilot: _Pilot) -> str | None:
     """Why there will be no answer; None once there is one."""
     while not future.done():
-        reason = _broken(kernel) or pilot.look()
+        reason = broken(kernel) or pilot.look()
         if reason is not None:
-            return reason
+            return str(reason)
         time.sleep(LOOK_S)
     return None
 

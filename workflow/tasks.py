@@ -107,7 +107,7 @@ class Engine:
         Raises:
             EngineError: it is.
         """
-        error = _broken(self.kernel)
+        error = broken(self.kernel)
         if error is not None:
             raise error
 
@@ -125,24 +125,31 @@ class Engine:
 
 @contextmanager
 def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> Iterator[Engine]:
+    """What starts a study's tasks, from `shape` on."""
+    with loaded(site, shape, run_folder, TaskCache(results)) as kernel:
+        app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
+        yield Engine(kernel, app, site, run_folder.resolve(), results)
+
+
+@contextmanager
+def loaded(site: Site, shape: Shape, run_folder: Path, memoizer: Any = None) -> Iterator[Any]:
     """Parsl on a site, for tasks from `shape` on; what still runs at the end is stopped."""
     site.sweep(run_folder)
-    config = site.config(shape, run_folder / "parsl", TaskCache(results))
+    config = site.config(shape, run_folder / "parsl", memoizer)
     try:
         with parsl.load(config) as kernel:
-            app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
             try:
-                yield Engine(kernel, app, site, run_folder.resolve(), results)
+                yield kernel
             finally:
-                _broken(kernel)
+                broken(kernel)
     finally:
         try:
             site.sweep(run_folder)
-        except SiteError as error:  # how the study went is not to be lost over it
+        except SiteError as error:  # how it went is not to be lost over it
             print(f"n3lo: warning: {error}", file=sys.stderr)
 
 
-def _broken(kernel: Any) -> EngineError | None:
+def broken(kernel: Any) -> EngineError | None:
     """What is wrong with Parsl, if anything: it does not notice itself."""
     for executor in kernel.executors.values():
         interchange = getattr(executor, "interchange_proc", None)
