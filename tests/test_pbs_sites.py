@@ -260,5 +260,5 @@ def test_without_pbs_the_user_is_told_where_to_go(monkeypatch):
         site("pbs", cores_per_node="8").check()
     assert str(caught.value) == (
         "PBS is missing: there is no 'qsub' on PATH; start the driver on a login node of the "
-        "machine"
+        "cluster"
     )
