@@ -24,7 +24,10 @@ _INSTALLED = tuple(
 )
 _APPS = Path(apps.__file__).resolve().parent
 # Programs that start, check or use a training, of which the training itself imports nothing.
-BESIDE = ("launch", "check", "trained", "export", "generate", "ensemble", "new_h5")
+BESIDE = (
+    *("launch", "room", "scout", "probe", "check"),
+    *("trained", "export", "generate", "ensemble", "new_h5"),
+)
 
 
 def fingerprint(file: StudyFile, memo: Path) -> Fingerprint:
