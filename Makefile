@@ -1,5 +1,5 @@
 # One command each: `make run` sets up and runs the main job, `make test` sets up and runs the tests.
-# `make slurm` runs those that need a Slurm, and installs one.
+# Those on a real Slurm need root, and Debian or Ubuntu to install it; `make slurm` runs them alone.
 #
 #   PYTHON=python3.12 make setup     another interpreter (3.11 or newer)
 #   STUDY=my.toml make run           another study
@@ -11,21 +11,28 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: setup run test slurm lint bench clean
+.PHONY: setup run test slurm slurmctld lint bench clean
 
 setup: $(VENV)/.n3lo-installed
 
 run: setup
 	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
-# Two files of tests at a time: much of each is waiting for programs to start.
+# Two files of tests at a time, the longest first: much of each is waiting for programs to start.
+ifeq ($(shell id -u),0)
+test: lint slurmctld
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+else
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slurm"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slurm"
+	@echo "left out: the tests on a real Slurm, which need root ('sudo make slurm')"
+endif
 
-# Studies on a real Slurm of this host; as root, on Debian or Ubuntu.
-slurm: setup
-	command -v slurmctld >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null)
+slurm: setup slurmctld
 	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
+
+slurmctld:
+	command -v slurmctld munged >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }
 
 lint: setup
 	$(BIN)/ruff check .

@@ -67,6 +67,12 @@ num_parallel = 2
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long first: one that came last would keep one process busy alone."""
+    marks = ("slurm", "campaign", "mpi")
+    items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
+
+
 def write_events(path: Path, events: int = 64) -> None:
     """Two classes of events that a line separates: x (events, 3), y (events,)."""
     rng = np.random.default_rng(0)
