@@ -578,17 +578,23 @@ class Failure:
     reason: Literal[
         "diverged",
         "exception",
-        "walltime",  # the batch job around it ended
         "parent",  # the state that it was to go on from is gone, or does not fit
-        "out_of_memory",
-        "time_limit",
-        "killed",
-        "lost",
-        "launch",
+        "oom",  # no memory left, of the host or of a GPU
+        "time_limit",  # the task's own
+        "walltime",  # the batch job around it ended
+        "node_lost",
+        "launch_failed",  # its ranks never began
         "exit",
+        "signal",
     ]
     message: str  # one line for the ledger
     rank: int | None = None
+    code: int | None = None  # the exit status, or the number of the signal
+
+    @property
+    def name(self) -> str:
+        """As in the ledger: "exit 3", "signal 9", or the reason."""
+        return self.reason if self.code is None else f"{self.reason} {self.code}"
 
     def write(self, path: Path) -> None:
         write_json(path, dataclasses.asdict(self))
@@ -640,6 +646,11 @@ class TaskPaths:
     def place(self) -> Path:
         """Where the last attempt runs: its batch job, its nodes, and the launcher's process."""
         return self.folder / "place.json"
+
+    @property
+    def begun(self) -> Path:
+        """There as soon as the ranks of the last attempt have found each other."""
+        return self.folder / "begun"
 
     @property
     def stdout(self) -> Path:

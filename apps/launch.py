@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,6 +40,9 @@ PILOT_GRACE_S = 30.0  # before it: what runs is stopped in good order, and goes 
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
 _PR_SET_PDEATHSIG = 1
+# What launchers and batch systems say: srun, Slurm's steps, aprun; srun, aprun, Open MPI.
+_OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
+_NODE_LOST = re.compile(r"node[ _]?fail|lost communication with", re.IGNORECASE)
 _HUNG = 1  # taken as the exit status of a job that said how it ended and did not end
 
 
@@ -83,7 +87,7 @@ def run_training(
     try:
         outcome = _run(from_dict(TrainTask, task), Launch.of_plain(how), paths, attempt)
     except Exception as error:  # noqa: BLE001  nothing foreign may cross to the driver
-        outcome = Failure(reason="launch", message=f"{type(error).__name__}: {error}")
+        outcome = Failure(reason="launch_failed", message=f"{type(error).__name__}: {error}")
     if isinstance(outcome, Failure):
         raise RuntimeError(canonical_json(dataclasses.asdict(outcome)))
     return outcome
@@ -94,14 +98,15 @@ def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[s
     finished = finished_result(paths, key)
     if finished is not None:  # its driver was killed before it could hear of it
         return finished
-    paths.failure.unlink(missing_ok=True)
-    paths.result.unlink(missing_ok=True)
+    for of_last_attempt in (paths.failure, paths.result, paths.begun, paths.place):
+        of_last_attempt.unlink(missing_ok=True)
     task.write(paths.task)
     pilot_end = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S
     with room.Room.of_pilot().taken(task.id, how.need, how.avoid, pilot_end) as tenant:
         if tenant is None:
             return Failure(reason="walltime", message="the pilot ended before it began")
         own_end = time.time() + task.layout.walltime_min * 60
+        kills = _oom_kills()
         command, environment = how.placed(tenant.place)
         line = training_line(command, paths)
         with (
@@ -115,9 +120,15 @@ def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[s
                 write_json(paths.place, _whereabouts(tenant.place, process.pid))
                 exit_code = _wait(process, paths, min(own_end, pilot_end))
     finished = finished_result(paths, key)
-    if finished is None and exit_code is None and pilot_end < own_end:
-        return Failure(reason="walltime", message="the pilot ended; it goes on in the next one")
-    return finished or _explain(paths, exit_code, task.layout.walltime_min)
+    if finished is not None:
+        return finished
+    if exit_code is not None:
+        return _explain(paths, exit_code, _oom_kills() > kills)
+    if pilot_end < own_end:
+        return Failure(reason="walltime", message="the pilot ended")
+    minutes = f"{task.layout.walltime_min:g}"
+    message = f"stopped after layout.walltime_min = {minutes} minutes"
+    return Failure(reason="time_limit", message=message)
 
 
 def training_line(command: list[str], paths: TaskPaths) -> list[str]:
@@ -227,36 +238,53 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _explain(paths: TaskPaths, exit_code: int | None, walltime_min: float) -> Failure:
+def _explain(paths: TaskPaths, exit_code: int, had_oom_kill: bool) -> Failure:
     """The reason of a job without a result, from what it left behind."""
-    if exit_code is None:
-        return Failure(
-            reason="time_limit",
-            message=f"stopped after layout.walltime_min = {walltime_min:g} minutes",
-        )
     try:
         return from_dict(Failure, read_json(paths.failure))
     except (OSError, ValueError, TypeError):
-        last = _last_line(paths.stderr)
-    if "PMIx server" in _tail(paths.stderr):  # now and then, where two mpirun start at once
-        return Failure(reason="lost", message="mpirun could not start its own server")
-    killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "signal 9" in last
-    if killed:
-        return Failure(
-            reason="killed", message="a rank was killed by signal 9 (out of memory, or by hand)"
-        )
-    return Failure(reason="exit", message=f"exit status {exit_code}: {last}")
+        log = _output(paths.stderr)
+    last = _last_line(log)
+    number = _signal_number(exit_code, last)
+    if _OUT_OF_MEMORY.search(log) or (had_oom_kill and number == signal.SIGKILL):
+        return Failure(reason="oom", message=f"the system ended a rank for want of memory: {last}")
+    if _NODE_LOST.search(log):
+        return Failure(reason="node_lost", message=last)
+    if number is not None:
+        said = f"ended by {signal.Signals(number).name}: {last}"
+        return Failure(reason="signal", code=number, message=said)
+    if not paths.begun.exists():
+        message = f"exit status {exit_code} before its ranks had begun: {last}"
+        return Failure(reason="launch_failed", message=message)
+    return Failure(reason="exit", code=exit_code, message=last)
 
 
-def _tail(path: Path) -> str:
-    """The log of the last attempt."""
+def _signal_number(exit_code: int, last: str) -> int | None:
+    """By which signal a job ended, as Python, a shell, or the launcher's last line has it."""
+    said = re.search(r"\bsignal (\d+)", last)
+    for number in (-exit_code, exit_code - 128, int(said[1]) if said else 0):
+        if number in set(signal.Signals):
+            return number
+    return None
+
+
+def _oom_kills() -> int:
+    """How often this host has ended a process for want of memory, since it started."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counts.get("oom_kill", 0))
+
+
+def _output(path: Path) -> str:
+    """What the last attempt has left in its log."""
     text = path.read_text(errors="replace") if path.exists() else ""
-    return text.rpartition("=== attempt")[2]
+    return text.rpartition("=== attempt")[2].partition("\n")[2]
 
 
-def _last_line(path: Path) -> str:
-    """The last line of the log that says something, without the rules that mpirun draws."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+def _last_line(log: str) -> str:
+    """The last line that says something, without the rules that mpirun draws."""
     # A full disk leaves zeros.
-    said = [line.strip() for line in lines if line.strip(" -=*\t\0")]
+    said = [line.strip() for line in log.splitlines() if line.strip(" -=*\t\0")]
     return said[-1][:300] if said else "no output"

@@ -82,6 +82,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = training.precision == "tf32"
     topology = Topology.start(training, task.layout, MPI.COMM_WORLD)
+    if topology.is_first:
+        write_text(paths.begun, "")
 
     # data
     files = [str(path) for path in stage(task.data.files, task.data.cache, task.data.copy_command)]
@@ -314,7 +316,7 @@ def record_failure(paths: TaskPaths, error: BaseException, file: str | None) -> 
     plain = isinstance(error, N3LOError | Diverged)
     kinds = {Diverged: "diverged", checkpoint.ParentGone: "parent"}
     failure = Failure(
-        reason="out_of_memory" if memory else kinds.get(type(error), "exception"),
+        reason="oom" if memory else kinds.get(type(error), "exception"),
         message=str(error) if plain else describe(error, file),
         rank=MPI.COMM_WORLD.rank,
     )

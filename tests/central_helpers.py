@@ -155,7 +155,7 @@ def run(
     """Train as a study does; one that hangs fails with the reason "time_limit"."""
     line = command(num_ranks or task.ranks.total, outlives_ranks)
     outcome = _outcome(task, folder, line)
-    started = isinstance(outcome, TrainResult) or outcome.reason != "lost"
+    started = isinstance(outcome, TrainResult) or outcome.reason != "launch_failed"
     return outcome if started else _outcome(task, folder, line)
 
 

@@ -45,6 +45,7 @@ class ThreadEngine:
         self.executed: list[str] = []
         self.avoided: dict[str, list[str]] = {}  # nodes, by task
         self.trained: dict[str, int] = {}  # epochs of tasks
+        self.place: dict = {"job": "7", "nodes": ["n1"]}  # of tasks that fail
         self.most_trials = 0
         self.most_running = 0
         self._running: list[TrainTask] = []
@@ -92,7 +93,7 @@ class ThreadEngine:
         value, cached = future.result()
         folder = self.folder / task.id
         if isinstance(value, Failure):
-            return Outcome(failure=value, folder=folder, place={"job": "7", "nodes": ["n1"]})
+            return Outcome(failure=value, folder=folder, place=self.place)
         return Outcome(result=value, cached=cached, folder=folder)
 
 
@@ -204,7 +205,7 @@ def test_a_failed_task_is_a_row_and_the_others_go_on(campaign, engine):
 
 
 def test_tasks_are_kept_off_a_node_on_which_others_failed(campaign, engine):
-    engine.train = lambda task: Failure(reason="exit", message="exit status 1")
+    engine.train = lambda task: Failure(reason="exit", code=1, message="")
     ledger = campaign(engine)
     assert engine.avoided["t000-f0"] == []
     assert engine.avoided["t004-f0"] == ["n1"]
@@ -220,7 +221,7 @@ def test_a_study_in_which_all_fails_ends(campaign, engine, method):
 def test_a_lost_worker_costs_an_attempt_and_not_the_task(campaign, engine):
     def train(task):
         if task.id == "t000-f0" and engine.executed.count(task.id) < MAX_ATTEMPTS:
-            return Failure(reason="lost", message="the worker that ran it died")
+            return Failure(reason="node_lost", message="its pilot is gone")
         return distance(task)
 
     engine.train = train
@@ -230,10 +231,42 @@ def test_a_lost_worker_costs_an_attempt_and_not_the_task(campaign, engine):
 
 
 def test_a_task_that_kills_its_workers_is_given_up(campaign, engine):
-    engine.train = lambda task: Failure(reason="killed", message="signal 9")
+    engine.train = lambda task: Failure(reason="signal", code=9, message="killed")
     ledger = campaign(engine, num_trials=1)
     assert list(ledger.tasks()["status"]) == ["failed", "failed"]
+    assert list(ledger.tasks()["reason"]) == ["signal 9", "signal 9"]
     assert len(engine.executed) == 2 * MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize(("reason", "code"), [("exit", 3), ("signal", 11), ("oom", None)])
+def test_what_a_training_does_itself_is_not_tried_again(campaign, engine, reason, code):
+    engine.train = lambda task: Failure(reason=reason, code=code, message="")
+    campaign(engine, num_trials=1)
+    assert len(engine.executed) == 2
+
+
+def test_pilots_that_end_before_a_task_has_begun_cost_no_attempt(campaign, engine):
+    def train(task):
+        if engine.executed.count(task.id) <= 3 * MAX_ATTEMPTS:
+            return Failure(reason="walltime", message="the pilot ended before it began")
+        return distance(task)
+
+    engine.train, engine.place = train, {}
+    assert list(campaign(engine, num_trials=1).tasks()["status"]) == ["done", "done"]
+
+
+def test_a_task_that_goes_on_is_not_said_to_have_failed(campaign, engine, capsys):
+    def train(task):
+        if engine.executed.count(task.id) == 1:
+            return Failure(reason="walltime", message="the pilot ended")
+        return distance(task)
+
+    engine.train = train
+    campaign(engine, num_trials=1)
+    said = capsys.readouterr().out
+    assert "t000-f0 cut off, and goes on: walltime: the pilot ended (job 7, on n1, " in said
+    assert "t000-f0/stderr.txt)" in said
+    assert "failed" not in said
 
 
 def test_walltimes_do_not_use_up_attempts_while_a_task_gets_on(campaign, engine):

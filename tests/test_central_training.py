@@ -320,7 +320,7 @@ def test_a_killed_worker_goes_on_to_the_same_bits(trained, tmp_path, name):
     dies = {"on_step": dies_once(tmp_path / "died", 2 * STEPS + 5)}
     task = tagger_task(tmp_path / "m", strategy, training=training, layout=layout, model=dies)
     folder = tmp_path / "task"
-    assert run(task, folder).reason == "killed"
+    assert run(task, folder).name == "signal 9"
     assert isinstance(run(task, folder), TrainResult)
     same_end(whole, Trained(task, TaskPaths(folder)))
 
@@ -404,7 +404,7 @@ def kills(rank: int) -> dict[str, str]:
 )  # fmt: skip
 def test_a_killed_rank_ends_the_task(tmp_path, model, sections):
     found = run(small_task(tmp_path, model=model, **sections), tmp_path / "task")
-    assert found.reason == "killed"
+    assert found.name == "signal 9"
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_a_task_that_can_lose_workers_cannot_lose_a_master(tmp_path, rank):
     task = small_task(tmp_path, layout=layout, training=TOLERANT, model=kills(rank))
     found = run(task, tmp_path / "task", outlives_ranks=True)
     assert isinstance(found, Failure)
-    assert found.reason in ("exception", "killed"), found
+    assert found.name in ("exception", "signal 9"), found
 
 
 def test_a_slow_worker_slows_only_itself(tmp_path):

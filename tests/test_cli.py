@@ -303,9 +303,9 @@ def test_what_goes_wrong_in_a_training_is_a_reason_in_the_ledger(study_path, n3l
     assert dict(tasks["reason"]) == {
         "fine": "",
         "raise": "exception",
-        "memory": "out_of_memory",
+        "memory": "oom",
         "hang": "time_limit",
-        "killed": "killed",
+        "killed": "signal 9",
         "nan": "diverged",
     }
     assert tasks.loc["raise", "message"] == "ValueError: no such jet (my_model.py line 11)"

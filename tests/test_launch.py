@@ -92,7 +92,7 @@ def test_a_finished_task_is_not_started_again(tmp_path):
 
 def test_a_result_of_another_task_does_not_count(tmp_path):
     make_result(make_task(), key="other").write(TaskPaths(tmp_path).result)
-    assert failure_of(make_task(), tmp_path, "exit 3").reason == "exit"
+    assert failure_of(make_task(), tmp_path, "exit 3").reason == "launch_failed"
 
 
 def test_a_result_counts_only_if_whole(tmp_path):
@@ -111,28 +111,66 @@ def test_the_reason_that_a_rank_wrote_is_the_reason(tmp_path):
 
 
 def test_without_a_reason_the_exit_status_and_the_last_words_are_given(tmp_path):
-    failure = failure_of(
-        make_task(), tmp_path, "echo 'no space on device' >&2; echo ---- >&2; exit 7"
+    said = f"touch {tmp_path}/begun; echo 'no space on device' >&2; echo ---- >&2; exit 7"
+    failure = failure_of(make_task(), tmp_path, said)
+    assert failure == Failure(reason="exit", code=7, message="no space on device")
+    assert failure.name == "exit 7"
+
+
+def test_ranks_that_never_found_each_other_were_not_launched(tmp_path):
+    failure = failure_of(make_task(), tmp_path, f"touch {tmp_path}/begun; exit 3")
+    assert failure.name == "exit 3"
+    said = "echo 'The PMIx server could not start' >&2; exit 213"
+    assert failure_of(make_task(), tmp_path, said) == Failure(
+        reason="launch_failed",
+        message="exit status 213 before its ranks had begun: The PMIx server could not start",
     )
-    assert failure == Failure(reason="exit", message="exit status 7: no space on device")
+    failure = failure_of(make_task(), tmp_path, "exit 3")  # each attempt for itself
+    assert failure.message == "exit status 3 before its ranks had begun: no output"
 
 
-def test_an_mpirun_that_could_not_start_is_lost_and_so_tried_again(tmp_path):
-    said = "echo 'The PMIx server'\"'\"'s listener thread failed to start. We cannot' >&2"
-    failure = failure_of(make_task(), tmp_path, f"{said}; echo 'continue.' >&2; exit 213")
-    assert failure.reason == "lost"
-    assert failure_of(make_task(), tmp_path, "exit 3").reason == "exit"  # of its own attempt alone
+@pytest.mark.parametrize(
+    ("shell", "name"),
+    [
+        ("kill -9 $$", "signal 9"),
+        ("kill -15 $$", "signal 15"),
+        ("exit 139", "signal 11"),
+        (
+            "echo 'rank 1 with PID 0 on node x exited on signal 6 (Aborted).' >&2; exit 1",
+            "signal 6",
+        ),
+        ("echo 'srun: error: n1: task 0: Out Of Memory' >&2; exit 137", "oom"),
+        (
+            "echo 'slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0' >&2;"
+            "echo 'srun: error: n1: task 0: Killed' >&2; exit 137",
+            "oom",
+        ),
+        ("echo 'srun: error: Node failure on n2' >&2; kill -9 $$", "node_lost"),
+        ("echo '[NID 00012] Apid 77 killed. Cause: nodefailed event' >&2; exit 1", "node_lost"),
+    ],
+)
+def test_what_ended_a_job_from_outside_is_named(tmp_path, shell, name):
+    assert failure_of(make_task(), tmp_path, f"touch {tmp_path}/begun; {shell}").name == name
 
 
-def test_a_killed_rank_is_told_from_a_failed_one(tmp_path):
-    failure = failure_of(make_task(), tmp_path, "kill -9 $$")
-    assert failure.reason == "killed"
+def test_a_rank_that_the_system_ended_for_want_of_memory_is_named(tmp_path, monkeypatch):
+    counts = iter((4, 5))
+    monkeypatch.setattr(launch, "_oom_kills", lambda: next(counts))
+    assert failure_of(make_task(), tmp_path, "kill -9 $$").name == "oom"
+
+
+def test_a_task_that_never_began_has_no_place(tmp_path, monkeypatch):
+    failure_of(make_task(), tmp_path, "exit 3")
+    assert TaskPaths(tmp_path).place.exists()
+    monkeypatch.setenv(launch.PILOT_END, str(time.time()))
+    assert failure_of(make_task(), tmp_path, "exit 3").name == "walltime"
+    assert not TaskPaths(tmp_path).place.exists()
 
 
 def test_a_program_that_is_not_there_is_a_launch_failure(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         start(make_task(), tmp_path, ["no-such-mpirun"])
-    assert json.loads(str(caught.value))["reason"] == "launch"
+    assert json.loads(str(caught.value))["reason"] == "launch_failed"
 
 
 def test_output_goes_to_files_attempt_after_attempt(tmp_path):
@@ -166,9 +204,7 @@ def test_a_job_past_its_time_is_ended_with_all_its_processes(tmp_path, monkeypat
 def test_a_job_is_stopped_before_the_pilot_around_it_ends(tmp_path, monkeypatch):
     monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S + 5))
     failure = failure_of(make_task(), tmp_path, "exec sleep 100")
-    assert failure == Failure(
-        reason="walltime", message="the pilot ended; it goes on in the next one"
-    )
+    assert failure == Failure(reason="walltime", message="the pilot ended")
 
 
 def test_a_job_does_not_begin_in_a_pilot_that_is_about_to_end(tmp_path, monkeypatch):

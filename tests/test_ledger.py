@@ -140,7 +140,7 @@ def test_a_task_without_an_end_is_lost_once_a_new_driver_starts(ledger):
     again = Ledger(ledger.folder)
     start_session(again)
     state = again.trials_by_number[2].tasks[0]
-    assert (state.status, state.reason, state.attempts) == ("waiting", "lost", 1)
+    assert (state.status, state.reason, state.attempts) == ("waiting", "driver_lost", 1)
 
 
 def test_results_of_other_code_do_not_count_but_points_do(ledger):
@@ -283,3 +283,32 @@ def test_a_node_on_which_three_tasks_failed_in_a_row_is_to_be_avoided(tmp_path):
     place = {"job": "8", "nodes": ["n2"]}
     ledger.record_done(task, result, cached=False, folder=task.id, place=place)
     assert ledger.nodes_to_avoid() == ["n1"]
+
+
+def test_where_a_task_ran_is_in_its_row_whether_it_was_done_or_failed(tmp_path):
+    ledger = Ledger(tmp_path)
+    start_session(ledger)
+    ledger.record_trial(Proposal({}, number=0), num_folds=2)
+    place = {"job": "7", "nodes": ["n1", "n2"], "begun": 1.5}
+    failure = Failure(reason="signal", code=9, message="")
+    ledger.record_failed(task_of(0, 0), failure, folder="t000-f0", place=place)
+    result = dataclasses.asdict(make_result(task_of(0, 1), hosts=["h1", "h1"]))
+    ledger.record_done(task_of(0, 1), result, cached=False, folder="t000-f1", place=place)
+    tasks = Ledger(tmp_path).tasks()
+    assert list(tasks["job"]) == ["7", "7"]
+    assert list(tasks["host"]) == ["n1,n2", "h1"]  # as ranks call it, where they lived to tell
+    assert list(tasks["reason"]) == ["signal 9", ""]
+    assert set(tasks["begun"]) == {pd.Timestamp(1.5, unit="s", tz="UTC")}
+
+
+def test_the_least_time_for_a_task_is_the_longest_start_and_epoch(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.record_trial(Proposal({}, number=0), num_folds=3)
+    assert ledger.least_s() is None
+    # It took 5 s to begin: 25 s, of which 20 s were for 10 epochs; the second went on.
+    for fold, (lasted, seconds, epochs) in enumerate([(25, 20, 10), (3, 60, 10), (8, 4, 1)]):
+        facts = {"seconds": seconds, "epochs": epochs}
+        result = dataclasses.asdict(make_result(task_of(0, fold), **facts))
+        row = {"event": "end", "time": 100.0 + lasted, "trial": 0, "fold": fold, "key": ""}
+        ledger._apply({**row, "status": "done", "folder": "", "result": result, "begun": 100.0})
+        assert ledger.least_s() == pytest.approx([7.0, 7.0, 8.0][fold])

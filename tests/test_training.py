@@ -536,7 +536,7 @@ def test_an_exception_names_the_line_of_the_users_model(tmp_path):
 @pytest.mark.mpi
 def test_too_little_memory_is_told_apart(tmp_path):
     task = tagger_task(tmp_path, fault="torch.empty(1 << 50)")
-    assert failure(write_task(tmp_path / "task", task)).reason == "out_of_memory"
+    assert failure(write_task(tmp_path / "task", task)).reason == "oom"
 
 
 @pytest.mark.mpi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,10 +21,13 @@ from workflow.stop import reason_to_stop
 from workflow.study import Search as SearchSection
 from workflow.tasks import Engine, Outcome
 
-# Attempts at a task in one session that end without a new epoch, where that is not the training's
-# fault. Each goes on from the checkpoint of the one before.
+# Attempts at a task in one session that end without a new epoch, for what came from outside. Each
+# goes on from the checkpoint of the one before.
 MAX_ATTEMPTS = 3
-NOT_ITS_FAULT = ("lost", "killed", "walltime")
+FROM_OUTSIDE = (
+    *("walltime", "node_lost", "launch_failed"),
+    *(f"signal {number:d}" for number in (signal.SIGKILL, signal.SIGTERM)),
+)
 REFRESH_S = 0.5
 
 
@@ -174,12 +178,11 @@ class Campaign:
         folder = self.ledger.relative(outcome.folder)
         if outcome.failure is not None:
             self.ledger.record_failed(task, outcome.failure, folder=folder, place=outcome.place)
-            self.console.ended(task, outcome)
-            if outcome.failure.reason in NOT_ITS_FAULT:
-                attempt = 0 if self._got_on(task) else attempt
-                if attempt < MAX_ATTEMPTS:
-                    self._submit(task, attempt + 1)
-                    return
+            next_attempt = self._next_attempt(task, attempt, outcome)
+            self.console.ended(task, outcome, goes_on=next_attempt is not None)
+            if next_attempt is not None:
+                self._submit(task, next_attempt)
+                return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
             self.ledger.record_done(
@@ -187,6 +190,17 @@ class Campaign:
             )
             self.console.ended(task, outcome)
         self._go_on(task.trial)
+
+    def _next_attempt(self, task: TrainTask, attempt: int, outcome: Outcome) -> int | None:
+        """The number of the next attempt at a task that failed; None if it stays failed."""
+        assert outcome.failure is not None
+        if outcome.failure.name not in FROM_OUTSIDE:
+            return None
+        if outcome.failure.reason == "walltime" and not outcome.place:  # it had no time to begin
+            return attempt
+        if self._got_on(task):
+            return 1
+        return attempt + 1 if attempt < MAX_ATTEMPTS else None
 
     def _got_on(self, task: TrainTask) -> bool:
         """Whether an attempt that was cut off has trained a further epoch."""

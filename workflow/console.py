@@ -6,10 +6,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console as Terminal
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from apps.contract import Objective, TrainTask
+from apps.contract import Objective, TaskPaths, TrainTask
 from workflow.ledger import Ledger
 
 if TYPE_CHECKING:  # it imports Parsl, which takes a second that a look at a ledger need not wait
@@ -55,14 +55,20 @@ class Console:
     def note(self, line: str) -> None:
         self.terminal.print(line, soft_wrap=True)
 
-    def ended(self, task: TrainTask, outcome: Outcome) -> None:
-        """One line for each attempt that ended; with the live table, only where it failed."""
+    def ended(self, task: TrainTask, outcome: Outcome, goes_on: bool = False) -> None:
+        """One line for each attempt that ended; with the live table, only where it failed.
+
+        Args:
+            goes_on: whether a task that failed is tried again.
+        """
         if not outcome.cached:
             self.executed += 1
             self.last_ended = time.monotonic()
         if outcome.failure is not None:
-            failure = outcome.failure
-            self.note(f"{_clock()} {task.id} failed: {failure.reason}: {failure.message}")
+            failure, log = outcome.failure, TaskPaths(outcome.folder).stderr
+            ended = "cut off, and goes on" if goes_on else "failed"
+            where = ", ".join([*whereabouts(outcome.place), os.path.relpath(log)])
+            self.note(f"{_clock()} {task.id} {ended}: {failure.name}: {failure.message} ({where})")
         elif outcome.result is not None and self.live is None:
             result = outcome.result
             how = (
@@ -139,6 +145,12 @@ def best_line(ledger: Ledger, objective: Objective) -> str:
     best = scored.iloc[0]
     score = score_text(best["score"], best["spread"])
     return f"best {objective.metric} {score} (t{best['trial']:03d})"
+
+
+def whereabouts(place: Mapping[str, Any]) -> list[str]:
+    """The batch job and the nodes of an attempt, in words; this host's own need none."""
+    job, nodes = place.get("job"), [node for node in place.get("nodes", []) if node != "localhost"]
+    return [*([f"job {job}"] if job else []), *(["on " + ",".join(nodes)] if nodes else [])]
 
 
 def score_text(score: float, spread: float) -> str:

@@ -54,7 +54,10 @@ class TaskState:
     message: str = ""
     cached: bool = False
     submitted: float = math.nan  # Unix seconds
+    begun: float = math.nan
     ended: float = math.nan
+    job: str = ""  # of the batch system
+    nodes: list[str] = field(default_factory=list)
     folder: str = ""  # of its files, relative to the run folder
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -125,6 +128,7 @@ class Ledger:
         self.trials_by_number: dict[int, TrialState] = {}
         self._spans: list[tuple[float, float]] = []  # first and last row of each session
         self._failed_on: dict[str, set[tuple[int, int]]] = {}  # tasks, since one was done there
+        self._least_s = 0.0
         for row in read_json_lines(self.path):
             self._apply(row)
 
@@ -176,7 +180,7 @@ class Ledger:
         """A task with its result.
 
         Args:
-            place: `job` and `nodes` of its last attempt, where it ran now.
+            place: `job`, `nodes` and `begun` of its last attempt, where it ran now.
         """
         self._record_end(task, status="done", cached=cached, folder=folder, result=result, **place)
 
@@ -191,7 +195,7 @@ class Ledger:
         self._record_end(
             task,
             status="failed",
-            reason=failure.reason,
+            reason=failure.name,
             message=failure.message,
             folder=folder,
             **place,
@@ -234,7 +238,7 @@ class Ledger:
             trial.aside = False
             for state in trial.tasks.values():
                 if state.status == "running":  # its driver is gone
-                    state.status, state.reason = "waiting", "lost"
+                    state.status, state.reason = "waiting", "driver_lost"
         self.sessions.append(row)
         self._spans.append((row["time"], row["time"]))
 
@@ -262,7 +266,7 @@ class Ledger:
         state = self._state(row)
         state.key, state.attempts = row["key"], row["attempt"]
         state.status, state.reason, state.message = "running", "", ""
-        state.submitted, state.ended = row["time"], math.nan
+        state.submitted, state.begun, state.ended = row["time"], math.nan, math.nan
 
     def _apply_end(self, row: dict[str, Any]) -> None:
         state = self._state(row)
@@ -270,6 +274,10 @@ class Ledger:
         state.reason, state.message = row.get("reason", ""), row.get("message", "")
         state.cached, state.folder = row.get("cached", False), row["folder"]
         state.result = row.get("result", {})
+        state.job, state.nodes = row.get("job", ""), row.get("nodes", [])
+        state.begun = row.get("begun", math.nan)
+        if state.result and not math.isnan(state.begun):
+            self._least_s = max(self._least_s, _least_s(state))
         for node in row.get("nodes", []):
             if row["status"] == "done":
                 self._failed_on.pop(node, None)
@@ -352,6 +360,14 @@ class Ledger:
         """Those on which different tasks failed one after the other."""
         return sorted(name for name, tasks in self._failed_on.items() if len(tasks) >= BAD_NODE)
 
+    def least_s(self) -> float | None:
+        """The longest, in seconds, that a task has needed to begin and to train one epoch.
+
+        With less time left it is of no use to start one: it would leave no checkpoint. None as long
+        as no task was done.
+        """
+        return self._least_s or None
+
     def hours(self) -> float:
         """For which drivers were at work on this study, all sessions together."""
         return sum(last - first for first, last in self._spans) / 3600
@@ -398,8 +414,9 @@ class Ledger:
             *self._metrics(),
             *("epoch", "epochs", "stopped", "seconds", "seconds_per_epoch", "samples_per_second"),
             *("compute_s", "communication_s", "data_s", "idle_s", "inference_us"),
-            *("num_parameters", "num_ranks", "lost_ranks", "updates", "staleness", "host"),
-            *("attempt", "cached", "submitted", "ended", "message", "key", "folder"),
+            *("num_parameters", "num_ranks", "lost_ranks", "updates", "staleness"),
+            *("job", "host", "attempt", "cached", "submitted", "begun", "ended", "message"),
+            *("key", "folder"),
         ]
 
     def _task_rows(self) -> Iterator[dict[str, Any]]:
@@ -415,10 +432,12 @@ class Ledger:
                     "seconds_per_epoch": _seconds_per_epoch(result),
                     "status": state.status,
                     "reason": state.reason,
-                    "host": ",".join(dict.fromkeys(result.get("hosts", []))),
+                    "host": ",".join(dict.fromkeys(result.get("hosts", state.nodes))),
+                    "job": state.job,
                     "attempt": state.attempts,
                     "cached": state.cached,
                     "submitted": _utc(state.submitted),
+                    "begun": _utc(state.begun),
                     "ended": _utc(state.ended),
                     "message": state.message,
                     "key": state.key,
@@ -484,6 +503,13 @@ def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Obser
     return Observation(trial.proposal, value, folds.noise(foms), further, cost)
 
 
+def _least_s(state: TaskState) -> float:
+    """What a task took to begin, and one of its epochs."""
+    # An attempt that went on where another was cut off has trained part of the seconds alone.
+    start_s = max(state.ended - state.begun - float(state.result["seconds"]), 0.0)
+    return start_s + (_seconds_per_epoch(state.result) or 0.0)
+
+
 def _seconds_per_epoch(result: dict[str, Any]) -> float | None:
     """Of the epochs of this task; those that it went on from are not in its seconds."""
     if not result:
@@ -506,13 +532,14 @@ _INTEGERS = (
     *("lost_ranks", "updates"),
     *("parent", "done"),
 )
-_TEXTS = ("status", "reason", "stopped", "host", "message", "key", "folder")
+_TEXTS = ("status", "reason", "stopped", "job", "host", "message", "key", "folder")
 _DTYPES: dict[str, str] = {
     **dict.fromkeys(_INTEGERS, "Int64"),
     **dict.fromkeys(_TEXTS, "string"),
     "cached": "boolean",
     "pareto": "boolean",
     "submitted": "datetime64[ns, UTC]",
+    "begun": "datetime64[ns, UTC]",
     "ended": "datetime64[ns, UTC]",
 }
 

@@ -97,12 +97,13 @@ def _front_table(trials: pd.DataFrame, scoring: Scoring) -> Table:
 
 
 def _failures_table(failures: pd.DataFrame, ledger: Ledger) -> Table:
-    table = Table("task", "attempts", "reason", "what happened", "log", box=None, pad_edge=False)
+    headings = ("task", "attempts", "reason", "what happened", "job", "host", "log")
+    table = Table(*headings, box=None, pad_edge=False)
     for row in failures.to_dict("records"):
         log = ledger.folder / str(row["folder"]) / "stderr.txt"
         task = f"t{row['trial']:03d}-f{row['fold']}"
-        cells = (task, str(row["attempt"]), str(row["reason"]), str(row["message"]), str(log))
-        table.add_row(*map(Text, cells))
+        facts = (row[name] for name in ("attempt", "reason", "message", "job", "host"))
+        table.add_row(*(Text(str(cell)) for cell in (task, *facts, log)))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -37,7 +38,7 @@ class Outcome:
     failure: Failure | None = None
     cached: bool = False
     folder: Path
-    place: dict[str, Any] = field(default_factory=dict)  # its batch job and nodes
+    place: dict[str, Any] = field(default_factory=dict)  # its batch job, nodes, and begin
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Engine:
         """Where the last attempt at a task ran; empty where it never did."""
         try:
             place = read_json(self._paths(task).place)
-            return {"job": place["job"], "nodes": place["hosts"]}
+            return {"job": place["job"], "nodes": place["hosts"], "begun": place["begun"]}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
@@ -164,9 +165,13 @@ def broken(kernel: Any) -> EngineError | None:
 
 def _failure(error: BaseException) -> Failure:
     """The reason in an exception that came back from a worker."""
-    if isinstance(error, WorkerLost | ManagerLost):
-        return Failure(reason="lost", message="the worker that ran it died")
+    if isinstance(error, WorkerLost):
+        message = "the worker that ran it was killed, by hand or for want of memory"
+        return Failure(reason="signal", code=signal.SIGKILL, message=message)
+    if isinstance(error, ManagerLost):
+        message = "its pilot is gone: cancelled or preempted, or its node died"
+        return Failure(reason="node_lost", message=message)
     try:
         return from_dict(Failure, json.loads(str(error)))
     except (ValueError, TypeError):
-        return Failure(reason="launch", message=f"{type(error).__name__}: {error}")
+        return Failure(reason="launch_failed", message=f"{type(error).__name__}: {error}")
