@@ -40,7 +40,7 @@ PILOT_GRACE_S = 30.0  # before it: what runs is stopped in good order, and goes 
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
 _PR_SET_PDEATHSIG = 1
-# What launchers and batch systems say: srun, Slurm's steps, aprun; srun, aprun, Open MPI.
+# In the words of launchers and batch systems.
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
 _NODE_LOST = re.compile(r"node[ _]?fail|lost communication with", re.IGNORECASE)
 _HUNG = 1  # taken as the exit status of a job that said how it ended and did not end

@@ -54,6 +54,9 @@ class ThreadEngine:
     def check(self) -> None:
         """Threads do not break down."""
 
+    def news(self) -> list[str]:
+        return []
+
     def epochs(self, task: TrainTask) -> int:
         return self.trained.get(task.id, 0)
 

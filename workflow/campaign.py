@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apps.contract import TrainTask
-from workflow.console import Console
+from workflow.console import Console, clock
 from workflow.ledger import Ledger
 from workflow.plan import Planner, fitted, search_rng
 from workflow.racing import hopeless
@@ -62,6 +62,8 @@ class Campaign:
             if not self.running:
                 return
             self.engine.check()
+            for line in self.engine.news():
+                self.console.note(f"{clock()} {line}")
             done, _ = wait(self.running, timeout=REFRESH_S, return_when=FIRST_COMPLETED)
             for future in done:
                 task, attempt = self.running.pop(future)

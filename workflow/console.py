@@ -68,7 +68,7 @@ class Console:
             failure, log = outcome.failure, TaskPaths(outcome.folder).stderr
             ended = "cut off, and goes on" if goes_on else "failed"
             where = ", ".join([*whereabouts(outcome.place), os.path.relpath(log)])
-            self.note(f"{_clock()} {task.id} {ended}: {failure.name}: {failure.message} ({where})")
+            self.note(f"{clock()} {task.id} {ended}: {failure.name}: {failure.message} ({where})")
         elif outcome.result is not None and self.live is None:
             result = outcome.result
             how = (
@@ -78,7 +78,7 @@ class Console:
                 f"{result['samples_per_second']:.0f} samples/s"
             )
             said = f"{self.objective.metric} {result['fom']:.4g} at epoch {result['epoch']}"
-            self.note(f"{_clock()} {task.id} done: {said}, {how}")
+            self.note(f"{clock()} {task.id} done: {said}, {how}")
 
     def refresh(self, ledger: Ledger) -> None:
         if self.live is not None and time.monotonic() - self.shown > 0.4:
@@ -188,5 +188,5 @@ def value_text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _clock() -> str:
+def clock() -> str:
     return time.strftime("%H:%M:%S")

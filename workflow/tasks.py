@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ from typing import Any
 import parsl
 from parsl.errors import ParslError
 from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
+from parsl.providers import LocalProvider
 
 from apps.contract import Failure, TaskPaths, TrainTask, from_dict, read_json
 from apps.launch import finished_result, run_training
 from sites.base import Site, SiteError
 from sites.launchers import Shape
 from workflow.cache import ResultCache, TaskCache
+from workflow.pilots import Watch
 from workflow.plan import shape_of
 
 
@@ -50,6 +53,7 @@ class Engine:
     site: Site
     run_folder: Path
     results: ResultCache
+    watch: Watch | None = None  # of its pilots, where they are jobs of a batch system
 
     def is_finished(self, task: TrainTask) -> bool:
         """Whether `submit` will find the task's result and execute nothing."""
@@ -112,6 +116,11 @@ class Engine:
         if error is not None:
             raise error
 
+    def news(self) -> Iterator[str]:
+        """What has become of pilots since the last time, in lines."""
+        if self.watch is not None:
+            yield from self.watch.news(time.monotonic())
+
     def _place(self, task: TrainTask) -> dict[str, Any]:
         """Where the last attempt at a task ran; empty where it never did."""
         try:
@@ -129,7 +138,9 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
     """What starts a study's tasks, from `shape` on."""
     with loaded(site, shape, run_folder, TaskCache(results)) as kernel:
         app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
-        yield Engine(kernel, app, site, run_folder.resolve(), results)
+        pool = kernel.executors[site.name]
+        watch = None if isinstance(pool.provider, LocalProvider) else Watch(pool)
+        yield Engine(kernel, app, site, run_folder.resolve(), results, watch)
 
 
 @contextmanager
