@@ -8,6 +8,7 @@ against these very classes, and `apps.train` reads them back from `task.json`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -526,7 +527,8 @@ class TrainTask:
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:32]
 
     def write(self, path: Path) -> None:
-        write_json(path, dataclasses.asdict(self))
+        # Whoever starts the task again, after a crash of the host, writes it again.
+        write_json(path, dataclasses.asdict(self), durable=False)
 
     @classmethod
     def read(cls, path: Path) -> TrainTask:
@@ -666,20 +668,25 @@ def canonical_json(content: Any) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of it."""
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of it.
+
+    Args:
+        durable: so even after a crash of the host, for which a disk takes some milliseconds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with _named(path), open(beside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     os.replace(beside, path)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, *, durable: bool = True) -> None:
     """Write `content` as JSON, atomically (see `write_text`)."""
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, json.dumps(content, indent=1) + "\n", durable=durable)
 
 
 def append_json_line(path: Path, content: Mapping[str, Any]) -> None:
@@ -732,8 +739,11 @@ def from_dict(cls: type[T], content: Any) -> T:
     Raises:
         TypeError: `content` lacks a field of `cls` or has one too many.
     """
-    hints = get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     return cls(**{name: _from_plain(hints.get(name), value) for name, value in content.items()})
+
+
+_hints = functools.cache(get_type_hints)  # each reading takes a millisecond
 
 
 def _from_plain(hint: Any, value: Any) -> Any:

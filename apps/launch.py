@@ -36,6 +36,7 @@ from apps.contract import (
 )
 
 PILOT_END = "N3LO_PILOT_END"  # in a worker's environment: when its batch job ends, as of time()
+LAST_START = "N3LO_LAST_START"  # and when it begins no task any more, or only at its end
 PILOT_GRACE_S = 30.0  # before it: what runs is stopped in good order, and goes on in the next one
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
@@ -102,9 +103,10 @@ def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[s
         of_last_attempt.unlink(missing_ok=True)
     task.write(paths.task)
     pilot_end = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S
-    with room.Room.of_pilot().taken(task.id, how.need, how.avoid, pilot_end) as tenant:
+    last_start = min(pilot_end, float(os.environ.get(LAST_START, "inf")))
+    with room.Room.of_pilot().taken(task.id, how.need, how.avoid, last_start) as tenant:
         if tenant is None:
-            return Failure(reason="walltime", message="the pilot ended before it began")
+            return Failure(reason="walltime", message="too late in the pilot to begin")
         own_end = time.time() + task.layout.walltime_min * 60
         kills = _oom_kills()
         command, environment = how.placed(tenant.place)

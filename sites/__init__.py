@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sites.base import Site, SiteError
-from sites.settings import Given, build, derived, hint, model_of, read, said_by_user
+from sites.settings import (
+    Given,
+    build,
+    derived,
+    hint,
+    model_of,
+    read,
+    said_by_job,
+    said_by_user,
+)
 
 # name -> "module:Class"
 SITES = {
     "local": "sites.local:Local",
+    "inside": "sites.inside:Inside",
     "slurm": "sites.slurm:Slurm",
     "frontier": "sites.slurm:Frontier",
     "perlmutter": "sites.slurm:Perlmutter",
@@ -36,7 +46,8 @@ def get(name: str, settings: Mapping[str, str], folders: Sequence[Path] = ()) ->
         SiteError: there is no such site, or a setting is wrong or missing.
     """
     site, given = find(name, folders)
-    return build(site, {**given, **said_by_user(settings)})
+    site, of_job = site.here()
+    return build(site, {**said_by_job(of_job), **given, **said_by_user(settings)})
 
 
 def find(name: str, folders: Sequence[Path] = ()) -> tuple[type[Site], dict[str, Given]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sites.launchers import Shape
+from sites.script import Pilots
 
 
 class SiteError(Exception):
@@ -32,7 +35,22 @@ class Site(ABC):
     """
 
     name: ClassVar[str]
+    fixed: ClassVar[Mapping[str, Any]] = {}  # settings that are not for the user to say
     programs: ClassVar[tuple[str, ...]]  # of the machine, which the driver has to find on PATH
+
+    @classmethod
+    def here(cls) -> tuple[type[Site], dict[str, int]]:
+        """The site as it is around this process, and the settings that it has there.
+
+        Raises:
+            SiteError: it is not here.
+        """
+        return cls, {}
+
+    @property
+    def end(self) -> float:
+        """When the site can no more be used, as of time.time()."""
+        return math.inf
 
     @abstractmethod
     def check(self) -> None:
@@ -62,9 +80,19 @@ class Site(ABC):
             shape: of the smallest tasks; as many workers are started as there is room for.
         """
 
+    def pilots_of(self, shape: Shape, run_dir: Path) -> Pilots | None:
+        """What `config` would have in the queue; None without one. Nothing is looked for here."""
+        return None
+
     @abstractmethod
     def need(self, shape: Shape) -> dict[str, int]:
         """What a task of this shape takes of a pilot: an `apps.room.Need` as a dict."""
+
+    def foresee(self, run_dir: Path, least_s: float | None) -> None:  # noqa: B027  not all have use
+        """Be told the least time, in seconds, for which a task is worth starting; None: unknown.
+
+        Pilots to come begin none with less than that left.
+        """
 
     def sweep(self, folder: Path) -> int:
         """Take what a driver of this run folder left in the queue out of it.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import re
 import shlex
 import shutil
 import socket
@@ -23,10 +25,26 @@ from typing import Annotated, Any, ClassVar
 from sites import executor
 from sites.base import SettingError, Site, SiteError, threads
 from sites.launchers import Shape
+from sites.script import Pilots, script_of
 
 POLL_S = 10  # between looks at the queue
 COMMAND_S = 60  # a busy batch system answers late
-LAST_START_S = 300  # before the end of a pilot
+JOBS = "jobs"  # in a run folder: scripts and output of its drivers that are jobs
+LAST_START = "last_start_s"  # in Parsl's folder: so long before its end a pilot begins no task
+LAST_START_S = 300.0  # as long as nothing is known of the tasks
+END_S = 45.0  # at the end of a pilot, for what runs to be stopped (apps.launch.PILOT_GRACE_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """A job around this process, of whole nodes. What its batch system does not say is None."""
+
+    number: str
+    nodes: int
+    cores_per_node: int | None = None
+    gpus_per_node: int | None = None
+    end: float | None = None  # as of time.time()
+    is_ours: bool = False  # `Batch.submit` asked for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +56,7 @@ class Batch(Site):
     hosts_of_job: ClassVar[str]  # shell words that print the names of a job's nodes
     job_number: ClassVar[str]  # a shell variable
     whole_nodes: ClassVar[bool] = False  # a node runs one step at a time
+    unset: ClassVar[tuple[str, ...]] = ()  # variables of a job that its launcher stumbles over
 
     nodes: Annotated[int, "nodes of a pilot, which is one job"]
     walltime_min: Annotated[int, "minutes that a pilot may last"]
@@ -69,6 +88,32 @@ class Batch(Site):
                     f"on a login node of the cluster"
                 )
 
+    @classmethod
+    def allocation(cls) -> Allocation | None:
+        """The job of this batch system around this process, if any."""
+        job = os.environ.get(cls.job_number.removeprefix("$"))
+        if not job:
+            return None
+        nodes = len(ask(["bash", "-c", cls.hosts_of_job]))
+        if nodes == 0:
+            raise SiteError(f"job {job} has no nodes: '{cls.hosts_of_job}' names none")
+        try:
+            found = cls.job_facts(job)
+        except (SiteError, OSError):  # its programs are not on every node
+            found = {}
+        if os.environ.get("N3LO_JOB") == job:  # a script of ours knows by itself
+            found |= {"end": float(os.environ["N3LO_PILOT_END"]), "is_ours": True}
+        return Allocation(number=job, nodes=nodes, **found)
+
+    @classmethod
+    def job_facts(cls, job: str) -> dict[str, Any]:
+        """What the batch system says of the job around this process, of an `Allocation`.
+
+        Raises:
+            SiteError, OSError: it cannot be asked here.
+        """
+        return {}
+
     @abstractmethod
     def provider(self, mark: str) -> Any:
         """Parsl's, whose jobs carry a mark in the queue."""
@@ -77,12 +122,36 @@ class Batch(Site):
     def queued(self) -> list[tuple[str, str]]:
         """The jobs of this user: their numbers and marks."""
 
+    def submit(self, folder: Path, command: list[str]) -> str:
+        """Have a job, as large as a pilot, run a command for a run folder.
+
+        Returns:
+            Its number.
+
+        Raises:
+            SiteError: the batch system does not take it.
+        """
+        from parsl.providers.errors import SubmitException
+
+        scripts = folder.resolve() / JOBS
+        scripts.mkdir(exist_ok=True)
+        provider = self.provider(mark_of(folder))
+        provider.script_dir = str(scripts)
+        said = ""
+        try:
+            job = provider.submit(shlex.join(command), 1)
+        except SubmitException as error:
+            job, said = None, " ".join(str(error.stderr).split())
+        if job is None:
+            raise SiteError(f"{self.system} did not take the job{said and ': '}{said}")
+        return str(job)
+
     def sweep(self, folder: Path) -> int:
-        jobs = self._left(folder)
+        jobs = self.left(folder)
         if jobs:
             ask([self.cancels, *jobs])
         deadline = time.monotonic() + COMMAND_S
-        while left := self._left(folder):  # its ranks may be at work still
+        while left := self.left(folder):  # its ranks may be at work still
             if time.monotonic() > deadline:
                 raise SiteError(
                     f"job {', '.join(left)} of an earlier start does not leave the queue; see to "
@@ -91,7 +160,8 @@ class Batch(Site):
             time.sleep(1)
         return len(jobs)
 
-    def _left(self, folder: Path) -> list[str]:
+    def left(self, folder: Path) -> list[str]:
+        """The jobs of a run folder in the queue, by their numbers."""
         return [job for job, mark in self.queued() if mark == mark_of(folder)]
 
     def nodes_of(self, shape: Shape) -> int:
@@ -140,18 +210,38 @@ class Batch(Site):
         return threads(shape.cores_per_rank)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
+        self.foresee(run_dir, None)
+        return self._config(shape, run_dir, memoizer, self._address())
+
+    def foresee(self, run_dir: Path, least_s: float | None) -> None:
+        lasts_s = LAST_START_S if least_s is None else 1.25 * least_s + END_S
+        run_dir.mkdir(parents=True, exist_ok=True)
+        beside = run_dir / f".{LAST_START}"
+        # Not all of it, or tasks that need more would never begin.
+        beside.write_text(f"{min(lasts_s, 40 * self.walltime_min):.0f}\n")
+        os.replace(beside, run_dir / LAST_START)
+
+    def pilots_of(self, shape: Shape, run_dir: Path) -> Pilots | None:
+        [pool] = self._config(shape, run_dir, None, "<address>").executors
+        return Pilots(number=self.pilots, script=script_of(pool, run_dir))
+
+    def _config(self, shape: Shape, run_dir: Path, memoizer: Any, address: str) -> Any:
         return executor.config(
             self.name,
             self.provider(mark_of(run_dir.parent)),
             run_dir,
             memoizer,
-            address=self._address(),
+            address=address,
             max_workers_per_node=self._slots_of_pilot(shape),
             heartbeat_period=5,  # how soon a killed worker is noticed, in seconds
             heartbeat_threshold=20,  # and a pilot that ended
-            drain_period=self._drain_s(),
             strategy_period=1,
+            **self._pool(run_dir),
         )
+
+    def _pool(self, run_dir: Path) -> dict[str, Any]:
+        """What else the pool of workers in a pilot is told."""
+        return {"last_start": run_dir.absolute() / LAST_START}
 
     @property
     def blocks(self) -> dict[str, Any]:
@@ -169,15 +259,6 @@ class Batch(Site):
             "cmd_timeout": COMMAND_S,
             "launcher": SimpleLauncher(),
         }
-
-    def _drain_s(self) -> int:
-        """Seconds after which a pilot begins no task: it would be cut off soon.
-
-        Well before what runs is stopped (`apps.launch.PILOT_GRACE_S`), or that would begin again in
-        the same pilot.
-        """
-        walltime_s = 60 * self.walltime_min
-        return max(walltime_s - LAST_START_S, walltime_s // 3)
 
     def _slots_of_pilot(self, shape: Shape) -> int:
         nodes = self.nodes_of(shape)
@@ -225,14 +306,20 @@ class Batch(Site):
     def _worker_init(self) -> str:
         """What the batch script does first: the same programs as here, and what the user wants."""
         lines = [
-            f"export N3LO_PILOT_END=$(($(date +%s) + {60 * self.walltime_min}))",
+            f"export N3LO_PILOT_END={self._end()}",
             f"export N3LO_JOB={self.job_number}",
             executor.room(self.hosts_of_job, self._node()),
             f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         ]
         if self.setup:  # last, so that what it puts on PATH comes first
             lines += [self.setup, "[ $? -eq 0 ] || exit 1"]
+        if self.unset:
+            lines.append(f"unset {' '.join(self.unset)}")
         return "\n".join(lines)
+
+    def _end(self) -> str:
+        """When a pilot ends, as a shell word."""
+        return f"$(($(date +%s) + {60 * self.walltime_min}))"
 
     def _node(self) -> dict[str, Any]:
         """Each of a pilot's nodes as an `apps.room.Node`."""
@@ -260,6 +347,17 @@ def ask(line: list[str], nothing: str | None = None) -> list[str]:
     if answer.returncode and not (nothing and nothing in answer.stderr):
         raise SiteError(f"'{shlex.join(line)}': {' '.join(answer.stderr.split())}")
     return answer.stdout.splitlines()
+
+
+def seconds_of(text: str) -> int | None:
+    """Of "2-04:30:00" or "30:00", as batch systems print times; None of such as UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+)+)", text)
+    if found is None:
+        return None
+    seconds = 0
+    for part in found[2].split(":"):
+        seconds = 60 * seconds + int(part)
+    return 86400 * int(found[1] or 0) + seconds
 
 
 def mark_of(folder: Path) -> str:

@@ -29,11 +29,27 @@ def room(hosts: str, node: dict[str, Any]) -> str:
     )
 
 
+def provider_here(worker_init: str) -> Any:
+    """Parsl's for a pool of workers on this host, which is started again if it ends."""
+    from parsl.launchers import SimpleLauncher
+    from parsl.providers import LocalProvider
+
+    return LocalProvider(
+        init_blocks=1,
+        min_blocks=1,
+        max_blocks=1,
+        launcher=SimpleLauncher(),
+        worker_init=worker_init,
+    )
+
+
 def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: Any) -> Any:
     """A parsl.Config.
 
     Args:
-        options: of the executor; `strategy_period`, how soon pilots are asked for, in seconds.
+        options: of the executor; `strategy_period`, how soon pilots are asked for, in seconds; and
+            `last_start`, a file that says how many seconds before its end a pilot begins no task,
+            which is read when it starts.
     """
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
@@ -41,6 +57,16 @@ def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: A
     from parsl.jobs.error_handlers import windowed_error_handler
 
     strategy_period = options.pop("strategy_period")
+    # By its path: the one that a pilot finds on PATH may be another Python's.
+    launch = f"{Path(sys.executable).parent}/{DEFAULT_LAUNCH_CMD}"
+    last_start = options.pop("last_start", None)
+    if last_start is not None:
+        file = shlex.quote(str(last_start)).replace("{", "{{").replace("}", "}}")
+        drain_s = "$((N3LO_LAST_START - $(date +%s)))"
+        launch = (
+            f"export N3LO_LAST_START=$((N3LO_PILOT_END - $(cat {file})))\n"
+            f"{launch.replace('{drain_period}', drain_s)}"
+        )
     return Config(
         executors=[
             HighThroughputExecutor(
@@ -51,8 +77,7 @@ def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: A
                     *(sys.executable, "-P", "-m", "sites.detached"),
                     *(str(run_dir / "interchange.txt"), "interchange.py"),
                 ],
-                # By its path: the one that a pilot finds on PATH may be another Python's.
-                launch_cmd=f"{Path(sys.executable).parent}/{DEFAULT_LAUNCH_CMD}",
+                launch_cmd=launch,
                 cores_per_worker=1e-6,  # the slots are counted here, not by Parsl
                 block_error_handler=partial(windowed_error_handler, threshold=3),
                 provider=provider,

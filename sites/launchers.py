@@ -59,20 +59,24 @@ def srun(
     nodes: int,
     *,
     mpi: str | None = None,
-    memory_mb: int | None = None,
+    threads_per_core: int | None = None,
+    memory_mb: int = 0,
     has_gpus: bool = True,
 ) -> list[str]:
     """Slurm's srun (20.11 or newer), as a step of the pilot around it.
 
     Without --exact a step takes its nodes whole, and others wait for it. Cores are always said:
     srun does not inherit them since 22.05. GPUs are given to the node and not to each rank: NCCL
-    wants to see those of its neighbours; a step that says nothing of GPUs takes all of them. Nodes
-    are those that the worker names. A rank that dies ends the step.
+    wants to see those of its neighbours; a step that says nothing of GPUs takes all of them, and of
+    memory perhaps all that the pilot has. Nodes are those that the worker names. A rank that dies
+    ends the step.
 
     Args:
         nodes: that the ranks are spread over.
         mpi: how ranks find each other; None: as the site has it.
-        memory_mb: of the step on each node, where memory is given away as cores are.
+        threads_per_core: where each is a CPU for Slurm, of which --cpus-per-task would give a rank
+            half a core; with it, cores are counted. None: as the site has it.
+        memory_mb: of the step on each node; 0: of the pilot's, and it keeps others from none of it.
         has_gpus: the pilot has.
     """
     gpus = shape.gpus_on(nodes)
@@ -86,8 +90,9 @@ def srun(
         f"--ntasks={shape.num_ranks}",
         f"--ntasks-per-node={shape.ranks_on(nodes)}",
         f"--cpus-per-task={shape.cores_per_rank}",
+        *([f"--threads-per-core={threads_per_core}"] if threads_per_core is not None else []),
         *(gres if has_gpus else []),
-        *([f"--mem={memory_mb}M"] if memory_mb is not None else []),
+        f"--mem={memory_mb}M" if memory_mb else "--mem=0",
         "--kill-on-bad-exit=1",
     ]
 

@@ -69,19 +69,10 @@ class Local(Site):
         return min(max(shares), 1.0)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
-        from parsl.launchers import SimpleLauncher
-        from parsl.providers import LocalProvider
-
         init = executor.room("echo localhost", self._node())
         return executor.config(
             self.name,
-            LocalProvider(
-                init_blocks=1,
-                min_blocks=1,
-                max_blocks=1,
-                launcher=SimpleLauncher(),
-                worker_init=init,
-            ),
+            executor.provider_here(init),
             run_dir,
             memoizer,
             address="127.0.0.1",

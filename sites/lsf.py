@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from sites.batch import POLL_S, Batch, ask
+from sites.batch import POLL_S, Batch, ask, seconds_of
 from sites.launchers import Shape, jsrun
 
 
@@ -23,8 +24,15 @@ class Lsf(Batch):
     cancels = "bkill"
     hosts_of_job = 'tail -n +2 "$LSB_DJOB_HOSTFILE" | uniq'  # its first line is the launch node
     job_number = "$LSB_JOBID"
+    unset = ("TMPDIR",)  # jsrun fails where it is set
 
     queue: Annotated[str | None, "queue, as of bsub"] = None
+
+    @classmethod
+    def job_facts(cls, job: str) -> dict[str, Any]:
+        [left] = ask(["bjobs", "-noheader", "-o", "time_left", job])
+        left_s = seconds_of(f"{left.partition(' ')[0]}:00")  # of "1:59 L"
+        return {} if left_s is None else {"end": time.time() + left_s}
 
     def nodes_of(self, shape: Shape) -> int:
         # A resource set has GPUs for all of its ranks, masters or not.
@@ -43,7 +51,7 @@ class Lsf(Batch):
             project=self.account,
             queue=self.queue,
             scheduler_options=f"#BSUB -Jd {mark}",
-            worker_init=f"{self._worker_init()}\nunset TMPDIR",  # jsrun fails where it is set
+            worker_init=self._worker_init(),
             **self.blocks,
         )
 

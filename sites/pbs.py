@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import getpass
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from sites.base import SiteError
-from sites.batch import POLL_S, Batch, ask
+from sites.batch import POLL_S, Batch, ask, seconds_of
 from sites.launchers import Shape, aprun, pals
 
 _OVER = ("C", "F")  # Torque and PBS Pro go on to list a job for a while
@@ -29,6 +30,10 @@ class Qsub(Batch):
     job_number = "$PBS_JOBID"
 
     queue: Annotated[str | None, "queue, as of qsub"] = None
+
+    @classmethod
+    def job_facts(cls, job: str) -> dict[str, Any]:
+        return facts_of(ask(["qstat", "-f", job]), time.time())
 
     def queued(self) -> list[tuple[str, str]]:
         return marked_jobs(ask(["qstat", "-f"]), getpass.getuser())
@@ -74,6 +79,23 @@ def marked_jobs(lines: Iterable[str], user: str) -> list[tuple[str, str]]:
         and facts["job_state"] not in _OVER
         and (mark := re.search(r"n3lo-[0-9a-f]+", facts["Job_Name"]))
     ]
+
+
+def facts_of(lines: Iterable[str], now: float) -> dict[str, Any]:
+    """What `qstat -f` prints of a job, as of an `Allocation`. Torque says no cores."""
+    found = (re.match(r" {4}(\S+) = (.*)", line) for line in lines)
+    said = {each[1]: each[2] for each in found if each}
+    facts: dict[str, Any] = {}
+    nodes, cores, gpus = (
+        int(said.get(f"Resource_List.{name}", 0)) for name in ("nodect", "ncpus", "ngpus")
+    )
+    if nodes and cores:
+        facts |= {"cores_per_node": cores // nodes, "gpus_per_node": gpus // nodes}
+    if left := said.get("Walltime.Remaining"):
+        facts["end"] = now + int(left)
+    elif "stime" in said and (limit_s := seconds_of(said.get("Resource_List.walltime", ""))):
+        facts["end"] = time.mktime(time.strptime(said["stime"])) + limit_s
+    return facts
 
 
 @dataclass(frozen=True, kw_only=True)

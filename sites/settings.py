@@ -70,6 +70,14 @@ def said_by_user(settings: Mapping[str, str]) -> dict[str, Given]:
     }
 
 
+def said_by_job(settings: Mapping[str, int]) -> dict[str, Given]:
+    """Settings that the job around this process has."""
+    return {
+        key: Given(value=value, origin="the job", key=f"the job: {key}")
+        for key, value in settings.items()
+    }
+
+
 def read(folders: Sequence[Path]) -> dict[str, dict[str, Given]]:
     """What the sites.toml of some folders say, by site; the first folder's word counts.
 
@@ -115,7 +123,7 @@ def build(site: type[Site], given: Mapping[str, Given]) -> Site:
             f"{user_folder() / FILE}"
         )
     try:
-        return site(**{setting.name: setting.value for setting in settings})
+        return site(**{setting.name: setting.value for setting in settings}, **site.fixed)
     except SettingError as error:
         if error.name not in given:
             raise
@@ -123,12 +131,14 @@ def build(site: type[Site], given: Mapping[str, Given]) -> Site:
 
 
 def settings_of(site: type[Site], given: Mapping[str, Given]) -> list[Setting]:
-    """All settings of a site, in the order of its fields.
+    """All settings of a site that the user may give, in the order of its fields.
 
     Raises:
         SiteError: one that is given is unknown, or not of its type.
     """
-    fields = {field.name: field for field in dataclasses.fields(site)}
+    fields = {
+        field.name: field for field in dataclasses.fields(site) if field.name not in site.fixed
+    }
     for key, said in given.items():
         if key not in fields:
             meant = hint(key, fields, "it knows")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from sites.base import SettingError
-from sites.batch import POLL_S, Batch, ask
+from sites.batch import POLL_S, Batch, ask, seconds_of
 from sites.launchers import Shape, srun
 
 # Of the pilot, and not of its steps: srun would take them for its own options.
@@ -27,6 +30,7 @@ class Slurm(Batch):
     cancels = "scancel"
     hosts_of_job = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     job_number = "$SLURM_JOB_ID"
+    unset = UNSET
 
     partition: Annotated[str | None, "partition, as of sbatch"] = None
     qos: Annotated[str | None, "quality of service, as of sbatch"] = None
@@ -35,27 +39,50 @@ class Slurm(Batch):
         "pmix"
     )
     memory_gb_per_node: Annotated[
+        int | None, "GB that a pilot asks for; each task has its share, and else what it needs"
+    ] = None
+    threads_per_core: Annotated[
         int | None,
-        "GB, where memory is given away as cores are: a step would take all of its nodes'",
+        "hardware threads that ranks use of a core, where Slurm counts each as a CPU; none: all",
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory_gb_per_node is not None and self.memory_gb_per_node < 1:
-            raise SettingError(
-                "memory_gb_per_node", self.memory_gb_per_node, "it must be at least 1"
-            )
+        for key in ("memory_gb_per_node", "threads_per_core"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise SettingError(key, value, "it must be at least 1")
+
+    @classmethod
+    def job_facts(cls, job: str) -> dict[str, Any]:
+        # "4(x2),8" and "a100:4", with or without what is in parentheses and before the colon.
+        cores = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE") or os.environ.get("SLURM_GPUS_PER_NODE") or "0"
+        facts: dict[str, Any] = {"gpus_per_node": int(gpus.rpartition(":")[2])}
+        if cores:
+            facts["cores_per_node"] = min(map(int, cores))
+        if end := os.environ.get("SLURM_JOB_END_TIME"):
+            return {**facts, "end": float(end)}
+        [left] = ask(["squeue", "--noheader", "--job", job, "--format", "%L"])
+        left_s = seconds_of(left)
+        return facts if left_s is None else {**facts, "end": time.time() + left_s}
 
     def command(self, shape: Shape) -> list[str]:
-        memory = self.memory_gb_per_node
-        share = min(self.node_share(shape), 1.0)
         return srun(
             shape,
             self.nodes_of(shape),
             mpi=self.mpi,
-            memory_mb=None if memory is None else int(memory * share * 1000),
+            threads_per_core=self.threads_per_core,
+            memory_mb=int(1000 * (self.memory_gb_per_node or 0) * self._share_of_node(shape)),
             has_gpus=self.gpus_per_node > 0,
         )
+
+    def _share_of_node(self, shape: Shape) -> float:
+        """Of cores or GPUs, whichever is more: so much memory leaves room for what fits beside."""
+        if self.nodes_of(shape) > 1:  # has them whole
+            return 1.0
+        cores = shape.num_cores / self.cores_per_node
+        return max(cores, shape.num_gpus / self.gpus_per_node) if shape.num_gpus else cores
 
     def provider(self, mark: str) -> Any:
         from parsl.providers import SlurmProvider
@@ -63,7 +90,8 @@ class Slurm(Batch):
         class Polled(SlurmProvider):  # type: ignore[misc]
             status_polling_interval = POLL_S
 
-        options = [f"#SBATCH --comment={mark}"]
+        # Requeued after the loss of a node it would wait for minutes; another is submitted at once.
+        options = [f"#SBATCH --comment={mark}", "#SBATCH --no-requeue"]
         if self.gpus_per_node:
             options.append(f"#SBATCH --gres=gpu:{self.gpus_per_node}")
         if self.memory_gb_per_node is not None:
@@ -74,7 +102,7 @@ class Slurm(Batch):
             qos=self.qos,
             constraint=self.constraint,
             scheduler_options="\n".join(options),
-            worker_init=f"{self._worker_init()}\nunset {' '.join(UNSET)}",
+            worker_init=self._worker_init(),
             exclusive=True,
             **self.blocks,
         )
@@ -96,6 +124,7 @@ class PizDaint(Slurm):
     account: str = field()  # required, unlike that of the class above
     constraint: str | None = "gpu"
     mpi: str | None = None
+    threads_per_core: int | None = 1
     cores_per_node: int = 12
     gpus_per_node: int = 1
 
@@ -147,6 +176,7 @@ class Perlmutter(Slurm):
     constraint: str | None = "gpu"
     qos: str | None = "regular"
     mpi: str | None = None
+    threads_per_core: int | None = 1
     cores_per_node: int = 64
     gpus_per_node: int = 4
     interface: str | None = "hsn0"

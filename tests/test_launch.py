@@ -210,7 +210,10 @@ def test_a_job_is_stopped_before_the_pilot_around_it_ends(tmp_path, monkeypatch)
 def test_a_job_does_not_begin_in_a_pilot_that_is_about_to_end(tmp_path, monkeypatch):
     monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S - 1))
     failure = failure_of(make_task(), tmp_path, f"touch {tmp_path}/began")
-    assert failure == Failure(reason="walltime", message="the pilot ended before it began")
+    assert failure == Failure(reason="walltime", message="too late in the pilot to begin")
+    monkeypatch.setenv(launch.PILOT_END, str(time.time() + 3600))
+    monkeypatch.setenv(launch.LAST_START, str(time.time() - 1))
+    assert failure_of(make_task(), tmp_path, f"touch {tmp_path}/began") == failure
     assert not (tmp_path / "began").exists()
 
 

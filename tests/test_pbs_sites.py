@@ -117,75 +117,16 @@ def test_only_jobs_of_ours_that_are_not_over_are_found_in_the_queue():
     assert marked_jobs([], "ada") == []
 
 
-def directives(machine: Batch) -> list[str]:
-    lines = rendered(machine.provider(MARK), "the pool of workers").splitlines()
-    assert "the pool of workers" in lines
-    return [line for line in lines if line.startswith(("#PBS", "#COBALT", "#SBATCH", "#BSUB"))]
-
-
-def test_the_script_of_a_pilot_on_polaris():
-    assert directives(site("polaris")) == [
-        "#PBS -S /bin/bash",
-        f"#PBS -N {MARK}",
-        "#PBS -m n",
-        "#PBS -l walltime=01:30:00",
-        "#PBS -l select=4:ncpus=32:ngpus=4:system=polaris",
-        f"#PBS -o <run folder>/submit_scripts/{MARK}.stdout",
-        f"#PBS -e <run folder>/submit_scripts/{MARK}.stderr",
-        "#PBS -A hep101",
-        "#PBS -q debug",
-        "#PBS -r n",
-        "#PBS -l place=scatter:excl",
-        "#PBS -l filesystems=home:eagle",
-    ]
-
-
-def test_the_script_of_a_pilot_on_any_pbs():
-    machine = site("pbs", cores_per_node="128", select="mem=240gb", queue="main")
-    lines = directives(machine)
-    assert lines[4] == "#PBS -l select=4:ncpus=128:mem=240gb"
-    assert lines[7:] == [
-        "#PBS -A hep101", "#PBS -q main", "#PBS -r n", "#PBS -l place=scatter:excl",
-    ]  # fmt: skip
-
-
-def test_the_script_of_a_pilot_on_titan():
-    assert directives(site("titan")) == [
-        "#PBS -A hep101",
-        "#PBS -r n",
-        "#PBS -S /bin/bash",
-        f"#PBS -N parsl.{MARK}",
-        "#PBS -m n",
-        "#PBS -l walltime=01:30:00",
-        "#PBS -l nodes=4:ppn=16",
-        f"#PBS -o <run folder>/submit_scripts/parsl.{MARK}.submit.stdout",
-        f"#PBS -e <run folder>/submit_scripts/parsl.{MARK}.submit.stderr",
-    ]
-
-
-def test_the_script_of_a_pilot_on_theta():
-    assert directives(site("theta")) == [
-        "#COBALT -n 4",
-        "#COBALT -t 01:30:00",
-        f"#COBALT --jobname parsl.{MARK}",
-        f"#COBALT -o <run folder>/submit_scripts/parsl.{MARK}.submit.stdout",
-        f"#COBALT -e <run folder>/submit_scripts/parsl.{MARK}.submit.stderr",
-        "#COBALT -A hep101",
-        "#COBALT -q default",
-        "#COBALT --attrs filesystems=home,theta-fs0",
-    ]
+def test_a_cluster_without_gpus_is_asked_for_none():
+    script = rendered(site("pbs", cores_per_node="128", select="mem=240gb").provider(MARK), "pool")
+    assert "#PBS -l select=4:ncpus=128:mem=240gb" in script.splitlines()
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "submits"),
-    [
-        ("frontier", "#SBATCH --job-name=parsl.slurm", "sbatch"),
-        ("summit", "#BSUB -W 90", "bsub"),
-        ("polaris", "#PBS -S /bin/bash", "qsub"),
-        ("titan", "#PBS -A hep101", "qsub"),
-    ],
+    ("name", "submits"),
+    [("frontier", "sbatch"), ("summit", "bsub"), ("polaris", "qsub"), ("titan", "qsub")],
 )
-def test_a_script_is_shown_and_nothing_submitted(name, first, submits, tmp_path, monkeypatch):
+def test_a_script_is_shown_and_nothing_submitted(name, submits, tmp_path, monkeypatch):
     (tmp_path / submits).write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\n")
     (tmp_path / submits).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -193,38 +134,23 @@ def test_a_script_is_shown_and_nothing_submitted(name, first, submits, tmp_path,
         rendered(site(name).provider(MARK), "pool", folder) for folder in ("<a>", "<a>", "<b>")
     ]
     assert texts[0] == texts[1] == texts[2].replace("<b>", "<a>")
-    assert next(line for line in texts[0].splitlines() if line.startswith("#") and " " in line) == (
-        first
-    )
+    assert "pool" in texts[0].splitlines()
     assert [path.name for path in tmp_path.iterdir()] == [submits]
 
 
-def test_steps_of_pals_name_their_nodes_and_cores():
-    polaris = site("polaris")
-    assert polaris.command(Shape(num_ranks=2, cores_per_rank=8, gpus_per_rank=1)) == [
-        "mpiexec", "-n", "2", "--ppn", "2", "--hosts", "{hosts}", "--cpu-bind", "list:{cores}",
-    ]  # fmt: skip
-    # 4 + 3 + 3
-    assert polaris.command(Shape(num_ranks=10, cores_per_rank=8, gpus_per_rank=1))[:5] == [
-        "mpiexec", "-n", "10", "--ppn", "4",
-    ]  # fmt: skip
-    environment = polaris.environment(Shape(num_ranks=2, cores_per_rank=8, gpus_per_rank=1))
-    assert environment["CUDA_VISIBLE_DEVICES"] == "{gpus}"
-    assert environment["OMP_NUM_THREADS"] == "8"
-    without = site("pbs", cores_per_node="8").environment(Shape(num_ranks=1))
-    assert "CUDA_VISIBLE_DEVICES" not in without
+def test_steps_of_pals_say_how_many_ranks_the_fullest_node_has():
+    shape = Shape(num_ranks=10, cores_per_rank=8, gpus_per_rank=1)
+    assert " ".join(site("polaris").command(shape)).startswith("mpiexec -n 10 --ppn 4 ")
 
 
-def test_cores_of_polaris_go_with_the_gpus_that_are_next_to_them():
-    script = rendered(site("polaris", cores_per_node="2").provider(MARK), "pool")
-    assert """'{"cores": ["0", "1"], "gpus": ["3", "2", "1", "0"]}'""" in script
+def test_where_there_are_no_gpus_none_is_named_to_the_ranks():
+    environment = site("pbs", cores_per_node="8").environment(Shape(num_ranks=1))
+    assert "CUDA_VISIBLE_DEVICES" not in environment
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "line"),
     [
-        ("titan", Shape(num_ranks=1), "-n 1 -N 1 -d 1"),
-        ("titan", Shape(num_ranks=3, cores_per_rank=8, gpus_per_rank=1), "-n 3 -N 1 -d 8"),
         ("titan", Shape(num_ranks=4, cores_per_rank=8), "-n 4 -N 2 -d 8"),
         ("theta", Shape(num_ranks=5, cores_per_rank=16), "-n 5 -N 3 -d 16"),
     ],

@@ -11,15 +11,8 @@ import pytest
 import sites
 from apps import room
 from sites.base import SiteError
-from sites.launchers import Shape, mpirun
+from sites.launchers import Shape
 from sites.local import Local
-
-
-def test_mpirun_names_host_and_ranks():
-    assert " ".join(mpirun(Shape(num_ranks=2))) == (
-        "mpirun --host localhost:2 -n 2 --bind-to none --mca mpi_yield_when_idle 1 "
-        "--mca pml ob1 --mca btl self,sm --mca osc ^ucx"
-    )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +108,8 @@ def error_of(name: str, settings: dict[str, str]) -> str:
 
 def test_an_unknown_site_lists_those_there_are():
     assert error_of("mars", {}) == (
-        "--site mars: no such site; there are: daint_alps, frontier, local, pbs, perlmutter, "
-        "piz_daint, polaris, slurm, summit, theta, titan"
+        "--site mars: no such site; there are: daint_alps, frontier, inside, local, pbs, "
+        "perlmutter, piz_daint, polaris, slurm, summit, theta, titan"
     )
     assert error_of("locl", {}) == "--site locl: no such site; did you mean 'local'?"
 

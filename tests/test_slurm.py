@@ -1,111 +1,20 @@
-"""Studies on a real Slurm: several nodes of this host, in a network of their own."""
+"""Studies on a real Slurm."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from slurm_helpers import SETTINGS, own_cluster, rows, start_of_driver, wait_until  # noqa: F401
 
-from apps.contract import read_json_lines
 from workflow.ledger import Ledger
 
 pytestmark = pytest.mark.slurm
-
-LAB = Path(__file__).parent / "slurm"
-SETTINGS = ("nodes=2", "cores_per_node=2", "interface=lo", "partition=debug")
-
-
-class Cluster:
-    """Slurm's daemons, and how to run something beside them."""
-
-    def __init__(self, folder: Path, num_nodes: int = 4, cores: int = 2) -> None:
-        self.folder = folder
-        lab, here = shlex.quote(str(LAB)), shlex.quote(str(folder))
-        script = (
-            "hostname localhost; "  # which the daemons listen on
-            "ip link set lo up; ip addr add 127.0.0.2/8 dev lo; "  # for getaddrinfo
-            f"bash {lab}/up.sh {num_nodes} {cores} > {here}/up.out 2>&1 && echo up || "
-            f"echo down; read -r line; bash {lab}/down.sh > {here}/down.out"
-        )
-        environment = {**os.environ, "SLURM_LAB": str(folder)}
-        self.process = subprocess.Popen(
-            ["unshare", "--net", "--uts", "bash", "-c", script],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
-        )  # fmt: skip
-        if self.process.stdout.readline().strip() != "up":
-            self.down()
-            pytest.fail((folder / "up.out").read_text())
-        wanted = f"source {here}/env.sh; env -0"
-        shown = subprocess.run(["bash", "-c", wanted], capture_output=True, text=True, check=True)
-        self.environment = dict(line.split("=", 1) for line in shown.stdout.split("\0") if line)
-
-    def start(self, *words: str) -> subprocess.Popen:
-        """A program that sees the cluster; it has the process id that it is started with."""
-        inside = [*self._inside, *words]
-        with open(self.folder / "out.txt", "a") as out:
-            return subprocess.Popen(
-                inside, env=self.environment, stdout=out, stderr=out, start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )  # fmt: skip
-
-    def ask(self, *words: str) -> str:
-        inside = [*self._inside, *words]
-        answer = subprocess.run(
-            inside, env=self.environment, capture_output=True, text=True, check=True
-        )
-        return answer.stdout.strip()
-
-    @property
-    def _inside(self) -> list[str]:
-        return ["nsenter", "--net", "--uts", "--target", str(self.process.pid), "--"]
-
-    def jobs(self) -> list[str]:
-        return self.ask("squeue", "--noheader", "--format", "%i").split()
-
-    def down(self) -> None:
-        self.process.communicate("end\n", timeout=60)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("slurm")
-    folder.chmod(0o755)
-    folder.parent.chmod(0o755)  # munged wants to be reached
-    started = Cluster(folder)
-    yield started
-    started.down()
-
-
-@pytest.fixture
-def drive(cluster, study_path, tmp_path):
-    def start(*settings: str) -> subprocess.Popen:
-        words = [word for each in (*SETTINGS, *settings) for word in ("--set", each)]
-        driver = [sys.executable, str(ROOT / "run_workflow.py"), str(study_path)]
-        runs = ["--runs", str(tmp_path / "runs")]
-        return cluster.start(*driver, "--site", "slurm", *words, *runs)
-
-    return start
-
-
-def rows(tmp_path: Path, event: str) -> list[dict]:
-    path = tmp_path / "runs" / "small" / "ledger.jsonl"
-    return [row for row in read_json_lines(path) if row["event"] == event] if path.exists() else []
-
-
-def wait_until(condition, patience_s: float = 60) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.2)
 
 
 def test_what_it_needs_is_installed():

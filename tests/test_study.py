@@ -256,6 +256,44 @@ def test_a_study_in_a_folder_with_brackets_finds_its_files(study_path):
     assert load(folder / "small.toml").data_files() == [folder / "events.h5"]
 
 
+def test_a_remote_file_is_fetched_once_by_the_users_command(edit, tmp_path):
+    edit('files = ["events.h5"]', 'files = ["root://eos.cern.ch//eos/a/events.h5"]')
+    store, log = tmp_path / "store.h5", tmp_path / "asked.txt"
+    (tmp_path / "events.h5").rename(store)
+    fetch = tmp_path / "fetch.sh"
+    fetch.write_text(f'echo "$1" >> {log}; cp {store} "$2"')
+    path = edit("folds = 2", f'folds = 2\ncopy_command = "sh {fetch} {{}} {{}}"')
+    for _ in range(2):
+        [file] = load(path).data_files(tmp_path / "fetched")
+        assert file.parent == tmp_path / "fetched"
+        assert file.read_bytes() == store.read_bytes()
+    assert log.read_text() == "root://eos.cern.ch//eos/a/events.h5\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (None, 'is remote; set data.copy_command to what fetches it, such as "xrdcp {} {}"'),
+        ("sh -c 'echo no route to host >&2; exit 3' {} {}", "no route to host"),
+        ("no-such-xrdcp {} {}", "'no-such-xrdcp': No such file or directory"),
+    ],
+)
+def test_a_remote_file_that_cannot_be_fetched_is_told_in_one_line(
+    edit, tmp_path, monkeypatch, command, reason
+):
+    monkeypatch.delenv("DATA_COPY_COMMAND", raising=False)
+    path = edit('files = ["events.h5"]', 'files = ["s3://bucket/events.h5"]')
+    if command is not None:
+        edit("folds = 2", f'folds = 2\ncopy_command = "{command}"')
+    with pytest.raises(N3LOError) as caught:
+        load(path).data_files(tmp_path / "fetched")
+    said = str(caught.value)
+    assert said.startswith(f"{path}:{line(path, 'files')}: data.files: 's3://bucket/events.h5' ")
+    assert reason in said
+    assert "\n" not in said
+    assert not list((tmp_path / "fetched").glob("n3lo-*"))
+
+
 def test_a_section_that_is_no_table_is_told_though_the_command_line_replaces_in_it(edit):
     path = edit("name", "name")
     path.write_text("search = 3\n" + path.read_text().partition("[search]")[0])

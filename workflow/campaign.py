@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 import time
 from collections import deque
@@ -42,6 +43,8 @@ class Campaign:
     console: Console
     node_share: float = 1.0  # of a node, that one task occupies
     warm: Sequence[Observation] = ()  # trials of earlier studies
+    last_begin: float = math.inf  # of a task, as of time.time(): the site is over then
+    cut_off: int = 0  # tasks for which there was no time any more
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)  # trials that are to be started
     folds: dict[int, deque[TrainTask]] = field(default_factory=dict)  # not submitted yet, by trial
@@ -49,12 +52,13 @@ class Campaign:
     is_over: bool = False  # no more proposals
 
     def run(self) -> None:
-        """Run the study to its end.
+        """Run the study to its end, or to that of the site.
 
         The trials that the ledger knows come first: what finished is in the cache, the rest runs.
         Then the search goes on.
         """
         self.waiting.extend(self.ledger.counted(self.settings.num_trials))
+        self.engine.foresee(self.ledger.least_s())
         while True:
             while self._has_room() and self._start_next():
                 pass
@@ -71,6 +75,12 @@ class Campaign:
             self.console.refresh(self.ledger)
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether the site was over before the study was."""
+        has_more = self.cut_off or self.waiting or any(self.folds.values())
+        return self._is_late() and bool(has_more or not (self.is_over or self._is_enough()))
+
+    @property
     def settings(self) -> SearchSection:
         return self.planner.file.study.search
 
@@ -78,9 +88,14 @@ class Campaign:
 
     def _has_room(self) -> bool:
         """Whether to start a trial: as late as slots stay busy, so that the search knows most."""
+        if self._is_late():
+            return False
         trials = {task.trial for task, _ in self.running.values()}
         used = sum(self.engine.share(task) for task, _ in self.running.values())
         return len(trials) < self.settings.num_parallel and used <= 1
+
+    def _is_late(self) -> bool:
+        return time.time() >= self.last_begin
 
     def _start_next(self) -> bool:
         """Start a trial: one that is waiting, or else a new one; False if there is none now."""
@@ -182,14 +197,20 @@ class Campaign:
             self.ledger.record_failed(task, outcome.failure, folder=folder, place=outcome.place)
             next_attempt = self._next_attempt(task, attempt, outcome)
             self.console.ended(task, outcome, goes_on=next_attempt is not None)
+            if outcome.failure.reason == "walltime" and self.last_begin < math.inf:
+                self.last_begin = 0.0  # no other pilot follows this one
             if next_attempt is not None:
-                self._submit(task, next_attempt)
+                if self._is_late():
+                    self.cut_off += 1
+                else:
+                    self._submit(task, next_attempt)
                 return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
             self.ledger.record_done(
                 task, outcome.result, cached=cached, folder=folder, place=outcome.place
             )
+            self.engine.foresee(self.ledger.least_s())
             self.console.ended(task, outcome)
         self._go_on(task.trial)
 
@@ -213,7 +234,8 @@ class Campaign:
     def _go_on(self, trial: int) -> None:
         """With the next fold of a trial, unless those that ended leave it without a chance."""
         left = self.folds[trial]
-        if not left or any(task.trial == trial for task, _ in self.running.values()):
+        is_running = any(task.trial == trial for task, _ in self.running.values())
+        if not left or is_running or self._is_late():
             return
         assert self.settings.racing is not None  # without, all folds start at once
         why = hopeless(trial, self.ledger, self.settings.racing)

@@ -15,11 +15,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from apps.contract import VERSION, N3LOError, Plain
-from sites import get
+from sites import get, inside
 from sites.base import Site, SiteError, threads
+from sites.batch import Batch
 from sites.settings import user_folder
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
@@ -173,6 +174,15 @@ def _budget_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--parallel", type=int, metavar="N", help="instead of search.num_parallel")
 
 
+def _driver_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--driver-in-job",
+        action="store_true",
+        help="run in the job of the site's batch system around this command, or submit one that "
+        "does and leave",
+    )
+
+
 def _trial_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trial",
@@ -226,16 +236,54 @@ def _ensemble_options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from workflow import session
-
-    return session.run(_study(options), _site(options), options.runs)
+    return _drive(options, [])
 
 
 def _rerun(options: argparse.Namespace) -> int:
-    from workflow import session
+    return _drive(options, [_trial_number(text) for text in options.trial])
 
-    trials = [_trial_number(text) for text in options.trial]
-    return session.run(_study(options), _site(options), options.runs, rerun=trials)
+
+def _drive(options: argparse.Namespace, rerun: list[int]) -> int:
+    """Run a study here, or have a job run it."""
+    from workflow import driverjob, session
+
+    file = _study(options)
+    if not options.driver_in_job:
+        return session.run(file, _site(options), options.runs, rerun)
+    where = (options.site, _settings(options), _site_folders(options))
+    placed = inside.around(*where)
+    if placed is None:
+        return driverjob.submit(file, _queue(*where), options.runs, _command(options, rerun))
+    folder = options.runs / file.study.name
+    before = driverjob.progress(folder)
+    status = session.run(file, placed, options.runs, rerun)
+    if status == session.CUT_SHORT and placed.job.is_ours:
+        driverjob.go_on(_queue(*where), folder, _command(options, []), before)
+    return status
+
+
+def _queue(*where: Any) -> Batch:
+    """The site in whose queue jobs wait."""
+    site = get(*where)
+    assert isinstance(site, Batch)  # or `inside.around` has complained
+    return site
+
+
+def _command(options: argparse.Namespace, rerun: list[int]) -> list[str]:
+    """The same command, as it can be given in any folder."""
+    words = ["rerun" if rerun else "run", str(options.study.resolve())]
+    given = {
+        "--runs": [options.runs.resolve()],
+        "--site": [options.site],
+        "--set": options.set,
+        "--trials": [] if options.trials is None else [options.trials],
+        "--parallel": [] if options.parallel is None else [options.parallel],
+        "--trial": rerun,
+    }
+    for name, values in given.items():
+        for value in values:
+            words += [name, str(value)]
+    return [sys.executable, "-P", "-m", "workflow.cli", *words, "--driver-in-job"]
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -332,7 +380,8 @@ def _check_site(options: argparse.Namespace) -> int:
 
 
 _STUDY = [_study_argument, _runs_option]
-_RUN = [*_STUDY, _site_option, _set_option, _budget_options]
+_PLAN = [*_STUDY, _site_option, _set_option, _budget_options]
+_RUN = [*_PLAN, _driver_option]
 _SITES: dict[str, _Command] = {
     "list": (_list_sites, "all sites; those whose programs are found here", [_beside_option]),
     "show": (
@@ -348,7 +397,7 @@ _SITES: dict[str, _Command] = {
 }
 COMMANDS: dict[str, _Command] = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
-    "plan": (_plan, "show trials, tasks and launch lines; run nothing", _RUN),
+    "plan": (_plan, "show trials, tasks and launch lines; run nothing", _PLAN),
     "status": (_status, "how far a study is", _STUDY),
     "report": (_report, "best trials, failures, scaling, cost", _STUDY),
     "export": (_export, "write the ledger as a table", [*_STUDY, _export_options]),
@@ -419,3 +468,7 @@ def _require_installed() -> None:
             f"n3lo is not installed in {sys.prefix}: type 'make setup', or 'pip install -e .' in "
             f"an environment of yours"
         ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,17 +30,16 @@ BESIDE = (
 )
 
 
-def fingerprint(file: StudyFile, memo: Path) -> Fingerprint:
+def fingerprint(file: StudyFile, data_files: list[Path], memo: Path) -> Fingerprint:
     """The digests of a study.
 
     Args:
         file: the study.
+        data_files: its data, as `StudyFile.data_files` has them.
         memo: a JSON file that remembers the digests of data files by size and time of change, so
             that large files are read only once.
     """
-    return Fingerprint(
-        data=_of_data(file.data_files(), memo), model=_of_model(file), code=_of_code()
-    )
+    return Fingerprint(data=_of_data(data_files, memo), model=_of_model(file), code=_of_code())
 
 
 def _of_data(files: list[Path], memo: Path) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from apps.contract import (
     CENTRAL,
+    Data,
     Fingerprint,
     Layout,
     N3LOError,
@@ -24,7 +25,7 @@ from sites.launchers import Shape
 from workflow.ledger import Ledger
 from workflow.search.base import Observation, Proposal
 from workflow.space import Choice, Ordinal
-from workflow.study import Study, StudyFile
+from workflow.study import Study, StudyFile, is_remote
 
 # What a seed is for, so that no two uses share random numbers.
 _SPLIT, _TASK, _SEARCH = 0, 1, 2
@@ -111,12 +112,19 @@ class Planner:
             seed=_seed(study.seed, _TASK, root, fold),
             split_seed=_seed(study.seed, _SPLIT),
             model=dataclasses.replace(study.model, source=self._absolute(study.model.source)),
-            data=dataclasses.replace(study.data, files=[str(path) for path in self.data_files]),
+            data=self._data(study.data),
             training=study.training,
             layout=study.layout,
             objective=study.search.objective,
             fingerprint=self.fingerprint,
         )
+
+    def _data(self, data: Data) -> Data:
+        files = [str(path) for path in self.data_files]
+        # What was fetched is a file like others; "aws s3 cp" would not copy it to a node.
+        fetched = any(is_remote(name) for name in data.files)
+        command = None if fetched else data.copy_command
+        return dataclasses.replace(data, files=files, copy_command=command)
 
     def _absolute(self, source: str) -> str:
         """The ranks run in another folder: "my_model.py:Tagger" with its full path."""

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import tempfile
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console as Terminal
 
 from apps.contract import CENTRAL, VERSION, Fingerprint, N3LOError, TaskPaths, goal_of, ranks_of
-from apps.launch import training_line
+from apps.launch import PILOT_GRACE_S, training_line
 from sites.base import Site
+from sites.launchers import Shape
 from workflow import plan, preflight, report, runfolder
 from workflow.console import Console, terminal
+from workflow.findings import plural
 from workflow.fingerprint import fingerprint
 from workflow.ledger import Ledger, session_facts
 from workflow.plan import Planner
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from workflow.cache import ResultCache
 
 PLANNED_TRIALS = 3  # shown in full by `plan`
+CUT_SHORT = 143  # exit status where the job around the driver ends first; as after a SIGTERM
 
 
 def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None) -> int:
@@ -82,6 +86,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
             with console.showing(), engine(site, smallest, folder, results) as started:
                 campaign = Campaign(planner, search, ledger, started, console)
                 campaign.node_share, campaign.warm = site.node_share(shape), warm.trials
+                campaign.last_begin = site.end - PILOT_GRACE_S
                 campaign.run()
         except EngineError as error:
             raise N3LOError(
@@ -90,6 +95,12 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         report.print_best(ledger, study, out)
         print_recommended(search, file, ledger, out)
         out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
+        if campaign.is_cut_short:
+            out.print(
+                f"the job ends; {plural(campaign.cut_off, 'task')} cut off; the same command goes "
+                f"on in another"
+            )
+            return CUT_SHORT
         failed = sum(
             task.status == "failed"
             for number in ledger.counted(study.search.num_trials)
@@ -147,11 +158,20 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
         f"{ranks_of(study.training, study.layout)} as the study has it; "
         f"{known} trials are known from earlier starts"
     )
+    smallest = plan.smallest_shape(file)
+    pilots = site.pilots_of(smallest, runs / study.name / "parsl")
+    if pilots is not None:
+        sizes = ", or ".join(
+            f"{plural(site.num_slots(size) // pilots.number, 'task')} of {_size(size)}"
+            for size in dict.fromkeys([smallest, shape])
+        )
+        out.print(f"pilots at once: {pilots.number}; in each is room for {sizes}", soft_wrap=True)
     for number in _outside(ledger, file):
         ledger.trials_by_number[number].aside = True
     history, pending = plan.fitted(file, *ledger.known())
     counted, first_new = ledger.counted(trials), len(ledger.trials_by_number)
     num_new = min(trials - len(counted), PLANNED_TRIALS)
+    shown: dict[str, str] = {}
     for trial in [*counted, *range(first_new, first_new + num_new)]:
         if trial in ledger.trials_by_number:
             proposal = ledger.trials_by_number[trial].proposal
@@ -165,11 +185,25 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
             proposal = dataclasses.replace(proposal, number=trial)
             pending.append(proposal)
             tasks = planner.tasks(proposal)
+        size = plan.shape_of(tasks[0].training, tasks[0].layout)
+        if (variables := site.environment(size)) != shown:
+            words = [f"{name}={value}" for name, value in variables.items()]
+            out.print(f"variables of the ranks: {shlex.join(words)}", soft_wrap=True)
+            shown = variables
         out.print(f"t{trial:03d}: {proposal.point}{_said(proposal)}")
         for task in tasks:
             paths = TaskPaths((runs / study.name / task.id).resolve())
-            line = training_line(site.command(plan.shape_of(task.training, task.layout)), paths)
+            line = training_line(site.command(size), paths)
             out.print(f"  {task.id}: {shlex.join(line)}", soft_wrap=True)
+    if pilots is not None:
+        out.print("the batch script of a pilot:")
+        out.print(textwrap.indent(pilots.script.rstrip(), "  "), soft_wrap=True)
+
+
+def _size(shape: Shape) -> str:
+    ranks, cores = plural(shape.num_ranks, "rank"), plural(shape.num_cores, "core")
+    gpus = f" and {plural(shape.num_gpus, 'GPU')}" if shape.num_gpus else ""
+    return f"{ranks} on {cores}{gpus}"
 
 
 def _said(proposal: Proposal) -> str:
@@ -207,13 +241,13 @@ def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
 
 
 def _planner(file: StudyFile, runs: Path) -> Planner:
-    files = file.data_files()
+    files = file.data_files(runs / "cache" / "data")
     memo = runs / "cache" / "digests.json"
     if not runs.is_dir():  # nothing may be left behind if the study turns out to be wrong
         with tempfile.TemporaryDirectory(prefix="n3lo-") as folder:
-            digests = fingerprint(file, Path(folder) / "digests.json")
+            digests = fingerprint(file, files, Path(folder) / "digests.json")
     else:
-        digests = fingerprint(file, memo)
+        digests = fingerprint(file, files, memo)
     return Planner(file, files, digests)
 
 

@@ -20,6 +20,7 @@ from apps.contract import write_text
 from apps.scout import LIMIT_S, REPORTS, STDERR, TOKEN, Answer, Report, run_probe, versions
 from sites.base import Site, SiteError
 from sites.batch import Batch
+from sites.inside import Placed
 from sites.launchers import Shape
 from workflow import runfolder
 from workflow.console import terminal
@@ -93,6 +94,10 @@ def smallest(site: Site) -> tuple[Site, Shape, int]:
     return site, shape, 1
 
 
+def _has_queue(site: Site) -> bool:
+    return isinstance(site, Batch) and not isinstance(site, Placed)
+
+
 def _num_gpus(site: Site) -> int:
     """As many as a task could ask for."""
     number = 0
@@ -117,7 +122,7 @@ def _tried(site: Site, shape: Shape, asked: Expected, folder: Path, out: Termina
         "avoid": [],
     }
     with loaded(site, shape, folder) as kernel:
-        pilot = _Pilot(kernel.executors[site.name], out, isinstance(site, Batch))
+        pilot = _Pilot(kernel.executors[site.name], out, _has_queue(site))
         out.print(_headline(asked, pilot.executor.address))
         app = parsl.python_app(run_probe, data_flow_kernel=kernel)
         future = app(how=how, folder=str(folder), token=token, num_ranks=shape.num_ranks)
@@ -227,7 +232,7 @@ def _headline(asked: Expected, address: str) -> str:
 
 
 def _show(answer: Answer, site: Site, pilot: _Pilot, out: Terminal) -> None:
-    if answer.pilot_end is not None and isinstance(site, Batch):
+    if answer.pilot_end is not None and isinstance(site, Batch) and _has_queue(site):
         queued_s = max(0.0, answer.pilot_end - 60 * site.walltime_min - pilot.began)
         out.print(f"of these it waited {queued_s:.0f} s in the queue")
     out.print(f"launched on {answer.host}: {shlex.join(answer.line)}", soft_wrap=True)

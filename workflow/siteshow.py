@@ -6,6 +6,7 @@ import inspect
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console as Terminal
@@ -13,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 import sites
+from sites.base import SiteError
 from sites.settings import (
     FILE,
     KINDS,
     MISSING,
     Setting,
+    said_by_job,
     said_by_user,
     settings_of,
     user_folder,
@@ -43,7 +46,10 @@ def print_site(name: str, said: Mapping[str, str], folders: Sequence[Path], out:
         said: settings of the command line.
     """
     site, given = sites.find(name, folders)
-    settings = settings_of(site, {**given, **said_by_user(said)})
+    of_job: dict[str, int] = {}
+    with suppress(SiteError):  # a site that is not here is shown as it is in general
+        site, of_job = site.here()
+    settings = settings_of(site, {**said_by_job(of_job), **given, **said_by_user(said)})
     out.print(Text(f"{name}: {inspect.getdoc(site)}\n"))
     out.print(_table(settings))
     file = user_folder() / FILE

@@ -14,6 +14,7 @@ import glob
 import itertools
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -40,6 +41,7 @@ from apps.contract import (
     require,
 )
 from apps.rules import check_ranks, check_used
+from apps.staging import stage
 from workflow.expression import Expression
 from workflow.space import Choice, Dimension, Integer, Ordinal, Point, Scalar, Space, SpaceError
 
@@ -252,16 +254,23 @@ class StudyFile:
         """
         return _validate(_replaced(self.content, point), self.path, self.text)
 
-    def data_files(self) -> list[Path]:
+    def data_files(self, fetched: Path | None = None) -> list[Path]:
         """The data files, absolute, in the study's order; a pattern gives its matches sorted.
 
+        Args:
+            fetched: the folder of remote files, such as root://host/path, that data.copy_command
+                has fetched or fetches now. All nodes see it, and not all see the network.
+
         Raises:
-            N3LOError: a file is not there, or a pattern matches none.
+            N3LOError: a file is not there or cannot be fetched, or a pattern matches none.
         """
         files: list[Path] = []
         folder = self.path.parent.resolve()
         where = self.where("data", "files") + "data.files"
         for name in self.study.data.files:
+            if is_remote(name):
+                files.append(self._fetched(name, fetched))
+                continue
             pattern = Path(name).expanduser()
             matches = sorted(glob.glob(str(pattern), root_dir=self.path.parent))
             found = [(self.path.parent / match).resolve() for match in matches]
@@ -274,9 +283,28 @@ class StudyFile:
             files += found
         return files
 
+    def _fetched(self, name: str, folder: Path | None) -> Path:
+        where, command = self.where("data", "files"), self.study.data.copy_command
+        if command is None and "DATA_COPY_COMMAND" not in os.environ:
+            raise N3LOError(
+                f"{where}data.files: '{name}' is remote; set data.copy_command to what fetches it, "
+                f'such as "xrdcp {{}} {{}}" or "aws s3 cp {{}} {{}}"'
+            )
+        print(f"data.files: '{name}' is fetched, unless it is in '{folder}' already", flush=True)
+        try:
+            [path] = stage([name], str(folder), command)
+        except N3LOError as error:
+            raise N3LOError(f"{where}{error}") from None
+        return path
+
     def where(self, *key: str) -> str:
         """ "file:line: " of a key."""
         return _where(self.path, self.text, key)
+
+
+def is_remote(name: str) -> bool:
+    """Whether a data file's name is a URL and no path."""
+    return "://" in name
 
 
 def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:

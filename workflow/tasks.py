@@ -116,6 +116,10 @@ class Engine:
         if error is not None:
             raise error
 
+    def foresee(self, least_s: float | None) -> None:
+        """See `Site.foresee`."""
+        self.site.foresee(self.run_folder / "parsl", least_s)
+
     def news(self) -> Iterator[str]:
         """What has become of pilots since the last time, in lines."""
         if self.watch is not None:

@@ -1,0 +1,171 @@
+"""On a real Slurm: nothing is lost and nothing is done twice, whatever ends in between."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from slurm_helpers import own_cluster, rows, start_of_driver, wait_until  # noqa: F401
+from test_cli import left_over
+from test_kill import ranks
+
+from apps.contract import TaskPaths, read_json
+from apps.room import ORPHAN_GRACE_S
+from workflow.ledger import Ledger
+
+pytestmark = pytest.mark.slurm
+
+COLUMNS = ["trial", "fold", "status", "fom", "training.optimizer.lr", "model.args.width", "key"]
+
+
+@pytest.fixture
+def over_two_nodes(edit) -> None:
+    """Tasks of 4 ranks, and nodes of 2 cores."""
+    edit('strategy = "local"', 'strategy = "allreduce"\nbackend = "ddp"')
+    edit("batch_size = 16", "batch_size = 4")
+    edit("[layout]", "[layout]\nnum_workers = 4")
+    edit("num_trials = 3", "num_trials = 1")
+    edit("epochs = 2", "epochs = 40")
+
+
+def done(tmp_path: Path) -> list[tuple[int, int]]:
+    return [(row["trial"], row["fold"]) for row in rows(tmp_path, "end") if row["status"] == "done"]
+
+
+def reasons(tmp_path: Path) -> list[str]:
+    return [row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"]
+
+
+def places(tmp_path: Path) -> list[dict]:
+    """Where tasks that train now, or did last, have their places."""
+    begun = (tmp_path / "runs" / "small").glob("t*/begun")
+    return [read_json(TaskPaths(path.parent).place) for path in begun]
+
+
+def assert_each_done_once(tmp_path: Path, num_tasks: int, epochs: int) -> None:
+    ledger = Ledger(tmp_path / "runs" / "small")
+    tasks = ledger.tasks()
+    assert set(tasks["status"]) == {"done"}
+    assert len(tasks) == num_tasks
+    assert sorted(done(tmp_path)) == list(zip(tasks["trial"], tasks["fold"], strict=True))
+    for trial, fold in done(tmp_path):
+        assert list(ledger.history(trial, fold)["epoch"]) == list(range(1, epochs + 1))
+
+
+def test_tasks_of_one_and_of_two_nodes_go_from_pilot_to_pilot(cluster, drive, edit, tmp_path):
+    edit('strategy = "local"', 'strategy = "allreduce"\nbackend = "ddp"')
+    edit("batch_size = 16", "batch_size = 4")
+    edit("epochs = 2", "epochs = 60")
+    edit('method = "random"', 'method = "grid"')
+    edit("num_trials = 3", "num_trials = 4")
+    edit(
+        '"training.optimizer.lr" = { type = "real", low = 1e-3, high = 1.0, log = true }',
+        '"training.optimizer.lr" = { type = "ordinal", values = [0.01, 0.1] }',
+    )
+    edit(
+        '"model.args.width" = { type = "int", low = 2, high = 8 }',
+        '"layout.num_workers" = { type = "ordinal", values = [1, 4] }',
+    )
+    driver = drive("walltime_min=1", "nodes=3")
+    wait_until(lambda: places(tmp_path))
+    [first] = cluster.jobs()
+    cluster.drain("n2")
+    try:
+        wait_until(lambda: {place["job"] for place in places(tmp_path)} - {first}, 120)
+        [second] = {place["job"] for place in places(tmp_path)} - {first}
+        cluster.ask("scancel", second)
+        assert driver.wait(timeout=300) == 0, (cluster.folder / "out.txt").read_text()
+    finally:
+        cluster.resume("n2")
+    assert_each_done_once(tmp_path, num_tasks=8, epochs=60)
+    assert set(reasons(tmp_path)) == {"walltime", "node_lost"}
+    ends = [row for row in rows(tmp_path, "end") if row["status"] == "done"]
+    assert sorted(len(row["nodes"]) for row in ends) == 4 * [1] + 4 * [2]
+    placed = [row for row in rows(tmp_path, "end") if "job" in row]
+    assert len({row["job"] for row in placed}) >= 3
+    assert not any("n2" in row["nodes"] for row in placed if row["job"] != first)
+    assert cluster.jobs() == []
+    assert not left_over(tmp_path)
+
+
+def test_a_driver_that_is_ended_ten_times_loses_nothing(cluster, drive, tmp_path):
+    moments = random.Random(11)
+    known: set[tuple[int, int]] = set()
+    left: set[str] = set()  # jobs of the drivers before
+    for number in range(10):
+        sent = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)[number % 3]
+        sessions = len(rows(tmp_path, "session"))
+        driver = drive("walltime_min=10")
+        time.sleep(moments.uniform(0, 8))
+        os.kill(driver.pid, sent)
+        status = driver.wait(timeout=90)
+        jobs = set(cluster.jobs())
+        if status == 128 + sent and len(rows(tmp_path, "session")) > sessions:
+            assert not jobs
+            assert not left_over(tmp_path)
+        assert jobs <= left or not jobs & left  # a new pilot comes when the old ones are gone
+        left = jobs
+        assert known <= set(done(tmp_path))
+        known = set(done(tmp_path))
+    driver = drive("walltime_min=10")
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    assert_each_done_once(tmp_path, num_tasks=6, epochs=2)
+    assert cluster.jobs() == []
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.usefixtures("over_two_nodes")
+def test_a_killed_worker_takes_its_ranks_along_and_its_task_goes_on(cluster, drive, tmp_path):
+    driver = drive("walltime_min=10")
+    wait_until(lambda: places(tmp_path))
+    [place] = places(tmp_path)
+    assert len(place["hosts"]) == 2
+    trained = ranks(tmp_path)
+    assert len(trained) == 4
+    launcher = psutil.Process(place["launched_by"][1])
+    assert launcher.name() == "srun"
+    launcher.parent().kill()
+    _, alive = psutil.wait_procs(trained, timeout=ORPHAN_GRACE_S)
+    assert not alive
+    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    assert reasons(tmp_path) == ["signal 9"]
+    assert_each_done_once(tmp_path, num_tasks=2, epochs=40)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["with the workers", "another"])
+@pytest.mark.usefixtures("over_two_nodes")
+def test_when_a_node_is_lost_the_study_goes_on_in_the_next_pilot(cluster, drive, tmp_path, number):
+    driver = drive("walltime_min=10")
+    wait_until(lambda: places(tmp_path))
+    [place] = places(tmp_path)
+    node = place["hosts"][number]
+    cluster.lose(node)
+    try:
+        assert driver.wait(timeout=240) == 0, (cluster.folder / "out.txt").read_text()
+    finally:
+        cluster.mend(node)
+    assert set(reasons(tmp_path)) == {"node_lost"}
+    assert_each_done_once(tmp_path, num_tasks=2, epochs=40)
+    ends = [row for row in rows(tmp_path, "end") if row["status"] == "done"]
+    assert place["job"] not in {row["job"] for row in ends}
+    assert cluster.jobs() == []
+    assert not left_over(tmp_path)
+
+
+def test_a_study_gives_the_same_ledger_on_this_host_and_on_slurm(
+    cluster, drive, n3lo, study_path, tmp_path
+):
+    assert drive("walltime_min=10").wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
+    here = n3lo(study_path, "--set", "cores=2", "--runs", "here")
+    assert here.returncode == 0, here
+    tables = [Ledger(tmp_path / runs / "small").tasks() for runs in ("here", "runs")]
+    for table in tables:
+        assert set(table["status"]) == {"done"}
+        assert not table["cached"].any()
+    pd.testing.assert_frame_equal(*(table[COLUMNS] for table in tables), check_exact=True)
