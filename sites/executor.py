@@ -62,7 +62,8 @@ def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: A
     last_start = options.pop("last_start", None)
     if last_start is not None:
         file = shlex.quote(str(last_start)).replace("{", "{{").replace("}", "}}")
-        drain_s = "$((N3LO_LAST_START - $(date +%s)))"
+        # A little sooner, or what waited there in vain would be given to this very pilot again.
+        drain_s = "$((N3LO_LAST_START - 3 - $(date +%s)))"
         launch = (
             f"export N3LO_LAST_START=$((N3LO_PILOT_END - $(cat {file})))\n"
             f"{launch.replace('{drain_period}', drain_s)}"

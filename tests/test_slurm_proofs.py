@@ -61,7 +61,7 @@ def assert_each_done_once(tmp_path: Path, num_tasks: int, epochs: int) -> None:
 def test_tasks_of_one_and_of_two_nodes_go_from_pilot_to_pilot(cluster, drive, edit, tmp_path):
     edit('strategy = "local"', 'strategy = "allreduce"\nbackend = "ddp"')
     edit("batch_size = 16", "batch_size = 4")
-    edit("epochs = 2", "epochs = 60")
+    edit("epochs = 2", "epochs = 30")
     edit('method = "random"', 'method = "grid"')
     edit("num_trials = 3", "num_trials = 4")
     edit(
@@ -83,39 +83,41 @@ def test_tasks_of_one_and_of_two_nodes_go_from_pilot_to_pilot(cluster, drive, ed
         assert driver.wait(timeout=300) == 0, (cluster.folder / "out.txt").read_text()
     finally:
         cluster.resume("n2")
-    assert_each_done_once(tmp_path, num_tasks=8, epochs=60)
+    assert_each_done_once(tmp_path, num_tasks=8, epochs=30)
     assert set(reasons(tmp_path)) == {"walltime", "node_lost"}
     ends = [row for row in rows(tmp_path, "end") if row["status"] == "done"]
     assert sorted(len(row["nodes"]) for row in ends) == 4 * [1] + 4 * [2]
     placed = [row for row in rows(tmp_path, "end") if "job" in row]
+    assert len(rows(tmp_path, "start")) < 50  # none was offered to a pilot in vain, again and again
     assert len({row["job"] for row in placed}) >= 3
     assert not any("n2" in row["nodes"] for row in placed if row["job"] != first)
     assert cluster.jobs() == []
     assert not left_over(tmp_path)
 
 
-def test_a_driver_that_is_ended_ten_times_loses_nothing(cluster, drive, tmp_path):
+def test_a_driver_that_is_ended_ten_times_loses_nothing(cluster, drive, edit, tmp_path):
+    edit("epochs = 2", "epochs = 200")
     moments = random.Random(11)
     known: set[tuple[int, int]] = set()
-    left: set[str] = set()  # jobs of the drivers before
+    left: set[str] = set()  # jobs of drivers before
     for number in range(10):
         sent = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)[number % 3]
-        sessions = len(rows(tmp_path, "session"))
         driver = drive("walltime_min=10")
-        time.sleep(moments.uniform(0, 8))
+        time.sleep(moments.uniform(0, 14))
         os.kill(driver.pid, sent)
         status = driver.wait(timeout=90)
         jobs = set(cluster.jobs())
-        if status == 128 + sent and len(rows(tmp_path, "session")) > sessions:
-            assert not jobs
+        if jobs - left:  # its own pilot, for which all of those before had to be gone
+            assert status == -signal.SIGKILL
+            assert not jobs & left
+        if not jobs:
             assert not left_over(tmp_path)
-        assert jobs <= left or not jobs & left  # a new pilot comes when the old ones are gone
         left = jobs
         assert known <= set(done(tmp_path))
         known = set(done(tmp_path))
     driver = drive("walltime_min=10")
     assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
-    assert_each_done_once(tmp_path, num_tasks=6, epochs=2)
+    assert_each_done_once(tmp_path, num_tasks=6, epochs=200)
     assert cluster.jobs() == []
     assert not left_over(tmp_path)
 
