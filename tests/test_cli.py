@@ -53,8 +53,8 @@ def test_a_mistake_in_the_study(edit, error_of):
 
 def test_an_unknown_site(study_path, error_of):
     assert error_of(study_path, "--site", "mars") == (
-        "n3lo: --site mars: no such site; there are: daint_alps, frontier, local, pbs, "
-        "perlmutter, piz_daint, polaris, slurm, summit, theta, titan"
+        "n3lo: --site mars: no such site; there are: daint_alps, frontier, inside, local, "
+        "pbs, perlmutter, piz_daint, polaris, slurm, summit, theta, titan"
     )
 
 

@@ -70,7 +70,7 @@ def test_tasks_of_one_and_of_two_nodes_go_from_pilot_to_pilot(cluster, drive, ed
     )
     edit(
         '"model.args.width" = { type = "int", low = 2, high = 8 }',
-        '"layout.num_workers" = { type = "ordinal", values = [1, 4] }',
+        '"layout.num_workers" = { type = "ordinal", values = [1, 3] }',
     )
     driver = drive("walltime_min=1", "nodes=3")
     wait_until(lambda: places(tmp_path))
@@ -103,7 +103,7 @@ def test_a_driver_that_is_ended_ten_times_loses_nothing(cluster, drive, edit, tm
     for number in range(10):
         sent = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)[number % 3]
         driver = drive("walltime_min=10")
-        time.sleep(moments.uniform(0, 14))
+        time.sleep(moments.uniform(0, 18))
         os.kill(driver.pid, sent)
         status = driver.wait(timeout=90)
         jobs = set(cluster.jobs())
@@ -140,22 +140,26 @@ def test_a_killed_worker_takes_its_ranks_along_and_its_task_goes_on(cluster, dri
     assert_each_done_once(tmp_path, num_tasks=2, epochs=40)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["with the workers", "another"])
 @pytest.mark.usefixtures("over_two_nodes")
-def test_when_a_node_is_lost_the_study_goes_on_in_the_next_pilot(cluster, drive, tmp_path, number):
+def test_when_a_node_is_lost_the_study_goes_on_in_the_next_pilot(cluster, drive, tmp_path):
     driver = drive("walltime_min=10")
-    wait_until(lambda: places(tmp_path))
-    [place] = places(tmp_path)
-    node = place["hosts"][number]
-    cluster.lose(node)
+    jobs: list[str] = []
+    nodes: list[str] = []
     try:
+        for number in (1, 0):  # of ranks alone, and that of the workers
+            wait_until(lambda: any(place["job"] not in jobs for place in places(tmp_path)), 120)
+            [place] = [place for place in places(tmp_path) if place["job"] not in jobs]
+            jobs.append(place["job"])
+            nodes.append(place["hosts"][number])
+            cluster.lose(nodes[-1])
         assert driver.wait(timeout=240) == 0, (cluster.folder / "out.txt").read_text()
     finally:
-        cluster.mend(node)
+        for node in nodes:
+            cluster.mend(node)
     assert set(reasons(tmp_path)) == {"node_lost"}
     assert_each_done_once(tmp_path, num_tasks=2, epochs=40)
     ends = [row for row in rows(tmp_path, "end") if row["status"] == "done"]
-    assert place["job"] not in {row["job"] for row in ends}
+    assert not {row["job"] for row in ends} & set(jobs)
     assert cluster.jobs() == []
     assert not left_over(tmp_path)
 

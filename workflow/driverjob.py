@@ -28,6 +28,8 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
     site.num_slots(plan.largest_shape(file))
     session.make_search(file)
     folder = runs / file.study.name
+    # Here is a network, for data that are to be fetched, and somebody who reads what is wrong.
+    session.checked_of(file, session.planner_of(file, runs), folder)
     with runfolder.opened(folder, file):
         if jobs := site.left(folder):
             raise N3LOError(

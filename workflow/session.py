@@ -49,15 +49,14 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     Raises:
         N3LOError: something is wrong that the user can mend; nothing was started.
     """
-    _require_horovod(file)
     site.check()
     shape, smallest = plan.largest_shape(file), plan.smallest_shape(file)
     num_slots = site.num_slots(shape)
     search = make_search(file)
-    planner = _planner(file, runs)
+    planner = planner_of(file, runs)
     folder = runs / file.study.name
     warm = _warm_start(file)
-    checked = _checked(file, planner, folder)
+    checked = checked_of(file, planner, folder)
     out = terminal()
 
     # With Parsl, which takes a second: not before all is well.
@@ -138,9 +137,9 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     shape = plan.largest_shape(file)
     slots = site.num_slots(shape)
     search = make_search(file)
-    planner = _planner(file, runs)
+    planner = planner_of(file, runs)
     warm = _warm_start(file)
-    checked = _checked(file, planner, runs / file.study.name)
+    checked = checked_of(file, planner, runs / file.study.name)
     study, ledger = file.study, Ledger(runs / file.study.name)
     out.print(_headline(study, site, slots, shape.num_ranks, runs / study.name))
     out.print(
@@ -230,8 +229,9 @@ def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
     return ledger, file.study
 
 
-def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
+def checked_of(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
     """What the look at model and data reports; what the study decides by must be measured."""
+    _require_horovod(file)
     report = preflight.check(planner.base_task(), folder)
     try:
         file.study.check_metrics(report["measured"])
@@ -240,7 +240,7 @@ def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
     return report
 
 
-def _planner(file: StudyFile, runs: Path) -> Planner:
+def planner_of(file: StudyFile, runs: Path) -> Planner:
     files = file.data_files(runs / "cache" / "data")
     memo = runs / "cache" / "digests.json"
     if not runs.is_dir():  # nothing may be left behind if the study turns out to be wrong
