@@ -18,21 +18,23 @@ setup: $(VENV)/.n3lo-installed
 run: setup
 	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
-# Two files of tests at a time, the longest first: much of each is waiting for programs to start.
+# Two files at a time, the longest first, and those on a Slurm one after the other (conftest.py):
+# much of each is waiting for programs to start.
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 ifeq ($(shell id -u),0)
 test: lint slurmctld
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(TESTS)
 else
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slurm"
+	$(TESTS) -m "not slurm"
 	@echo "left out: the tests on a real Slurm, which need root ('sudo make slurm')"
 endif
 
 slurm: setup slurmctld
-	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
+	$(BIN)/python -m pytest -m slurm
 
 slurmctld:
-	command -v slurmctld munged >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }
+	{ command -v slurmctld && command -v munged; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }
 
 lint: setup
 	$(BIN)/ruff check .

@@ -38,10 +38,12 @@ from apps.contract import (
 PILOT_END = "N3LO_PILOT_END"  # in a worker's environment: when its batch job ends, as of time()
 LAST_START = "N3LO_LAST_START"  # and when it begins no task any more, or only at its end
 PILOT_GRACE_S = 30.0  # before it: what runs is stopped in good order, and goes on in the next one
+LATE_S = 10.0  # a worker that is late lets so much pass, in which its pilot is given no more tasks
 TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 END_GRACE_S = 15.0  # for a job that has written its result, or why it failed
 _PR_SET_PDEATHSIG = 1
-# In the words of launchers and batch systems.
+# In the words of launchers and batch systems, which come last.
+LAST_WORDS = 20  # lines
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
 _NODE_LOST = re.compile(r"node[ _]?fail|lost communication with", re.IGNORECASE)
 _HUNG = 1  # taken as the exit status of a job that said how it ended and did not end
@@ -96,17 +98,18 @@ def run_training(
 
 def _run(task: TrainTask, how: Launch, paths: TaskPaths, attempt: int) -> dict[str, Any] | Failure:
     key = task.key()
-    finished = finished_result(paths, key)
-    if finished is not None:  # its driver was killed before it could hear of it
-        return finished
-    for of_last_attempt in (paths.failure, paths.result, paths.begun, paths.place):
-        of_last_attempt.unlink(missing_ok=True)
-    task.write(paths.task)
     pilot_end = float(os.environ.get(PILOT_END, "inf")) - PILOT_GRACE_S
     last_start = min(pilot_end, float(os.environ.get(LAST_START, "inf")))
     with room.Room.of_pilot().taken(task.id, how.need, how.avoid, last_start) as tenant:
         if tenant is None:
+            time.sleep(LATE_S)
             return Failure(reason="walltime", message="too late in the pilot to begin")
+        finished = finished_result(paths, key)
+        if finished is not None:  # its driver was killed before it could hear of it
+            return finished
+        for of_last_attempt in (paths.failure, paths.result, paths.begun):
+            of_last_attempt.unlink(missing_ok=True)
+        task.write(paths.task)
         own_end = time.time() + task.layout.walltime_min * 60
         kills = _oom_kills()
         command, environment = how.placed(tenant.place)
@@ -245,7 +248,7 @@ def _explain(paths: TaskPaths, exit_code: int, had_oom_kill: bool) -> Failure:
     try:
         return from_dict(Failure, read_json(paths.failure))
     except (OSError, ValueError, TypeError):
-        log = _output(paths.stderr)
+        log = "\n".join(_output(paths.stderr).splitlines()[-LAST_WORDS:])
     last = _last_line(log)
     number = _signal_number(exit_code, last)
     if _OUT_OF_MEMORY.search(log) or (had_oom_kill and number == signal.SIGKILL):

@@ -107,7 +107,13 @@ class Room:
             name: the task's; another attempt at it has ended before its room is given again.
             avoid: nodes to leave alone, as long as the others are enough.
             deadline: as of time.time().
+
+        Raises:
+            ValueError: it could never fit.
         """
+        if self.found(need, [], []) is None:
+            has = f"{len(self.hosts)} nodes of {len(self.node.cores)} cores"
+            raise ValueError(f"{need} is more than the pilot has: {has}, {self.node.gpus} as GPUs")
         own: dict[str, Any] = {"name": name, "worker": _process(os.getpid())}
         own |= {"size": need.size, "since": time.time(), "place": None, "session": None}
         tenant = Tenant(self, own)

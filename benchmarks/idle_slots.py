@@ -1,13 +1,16 @@
 """How long slots stand idle between tasks of 0.1 s: what it costs a study to start a task.
 
-    python benchmarks/idle_slots.py                          # this host, as many slots as cores
-    python benchmarks/idle_slots.py --site slurm --lab       # as root: the Slurm of the tests
-    python benchmarks/idle_slots.py --site slurm --set nodes=2 --set cores_per_node=2 ...
+    python benchmarks/idle_slots.py                                    # this host, a slot a core
+    python benchmarks/idle_slots.py --site slurm --lab --set nodes=1   # as root: the tests' Slurm
+    python benchmarks/idle_slots.py --site slurm --set nodes=1 ...     # a cluster
 
 All is as in a study, from the search to the files of a task, but for the MPI job: in its place the
-worker waits, so that there may be more slots than cores. Counted is the time after the start-up,
-when all slots have their first task, until the last tasks begin, one a slot. A gap, from the end of
-a task to the begin of the next on its slot, is made of what had to happen one after the other:
+worker waits, so that there may be more slots than cores. A node of the tests' Slurm has two.
+Files are where TMPDIR says; on a disk that is busy with others', they take much of a gap.
+
+Counted is the time after the start-up, when all slots have their first task, until the last tasks
+begin, one a slot. A gap, from the end of a task to the begin of the next on its slot, is made of
+what had to happen one after the other:
 
     closing   the worker gives the room back and reads the result
     driver    the next task was not submitted yet: search, ledger
@@ -151,6 +154,7 @@ def stays_of(runs: Path) -> list[list[Stay]]:
 
 
 def summary(slots: list[list[Stay]]) -> str:
+    """From when all slots have a task until the last ones begin: after that, none is left."""
     start = max(slot[0].begun for slot in slots)
     begins = sorted(stay.begun for slot in slots for stay in slot)
     end = begins[-len(slots)]
@@ -227,7 +231,9 @@ def main() -> None:
     words = [word for each in given.settings for word in ("--set", each)]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores", flush=True)
     for _ in range(given.rounds):
-        print(run(["--site", given.site, *words], given.tasks, given.parallel), flush=True)
+        load, _, _ = os.getloadavg()
+        said = run(["--site", given.site, *words], given.tasks, given.parallel)
+        print(f"load {load:.1f} before: {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Site(ABC):
 
     name: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]] = {}  # settings that are not for the user to say
+    has_queue: ClassVar[bool] = False  # its pilots are jobs that wait
     programs: ClassVar[tuple[str, ...]]  # of the machine, which the driver has to find on PATH
 
     @classmethod

@@ -29,8 +29,9 @@ from sites.script import Pilots, script_of
 
 POLL_S = 10  # between looks at the queue
 COMMAND_S = 60  # a busy batch system answers late
+LEAVE_S = 300  # for a job to leave the queue, its epilogue included
 JOBS = "jobs"  # in a run folder: scripts and output of its drivers that are jobs
-LAST_START = "last_start_s"  # in Parsl's folder: so long before its end a pilot begins no task
+LAST_START_FILE = "last_start_s"  # in Parsl's folder: as long before its end a pilot begins no task
 LAST_START_S = 300.0  # as long as nothing is known of the tasks
 END_S = 45.0  # at the end of a pilot, for what runs to be stopped (apps.launch.PILOT_GRACE_S)
 
@@ -51,6 +52,7 @@ class Allocation:
 class Batch(Site):
     """A pilot, and what its nodes are."""
 
+    has_queue = True
     system: ClassVar[str]  # the batch system's name
     cancels: ClassVar[str]  # the program that takes jobs out of the queue
     hosts_of_job: ClassVar[str]  # shell words that print the names of a job's nodes
@@ -99,7 +101,7 @@ class Batch(Site):
             raise SiteError(f"job {job} has no nodes: '{cls.hosts_of_job}' names none")
         try:
             found = cls.job_facts(job)
-        except (SiteError, OSError):  # its programs are not on every node
+        except (SiteError, OSError, ValueError):  # not on every node, or in other words
             found = {}
         if os.environ.get("N3LO_JOB") == job:  # a script of ours knows by itself
             found |= {"end": float(os.environ["N3LO_PILOT_END"]), "is_ours": True}
@@ -147,11 +149,11 @@ class Batch(Site):
         return str(job)
 
     def sweep(self, folder: Path) -> int:
-        jobs = self.left(folder)
+        jobs = self._surely_left(folder)
         if jobs:
             ask([self.cancels, *jobs])
-        deadline = time.monotonic() + COMMAND_S
-        while left := self.left(folder):  # its ranks may be at work still
+        deadline = time.monotonic() + LEAVE_S
+        while left := self._surely_left(folder):  # its ranks may be at work still
             if time.monotonic() > deadline:
                 raise SiteError(
                     f"job {', '.join(left)} of an earlier start does not leave the queue; see to "
@@ -159,6 +161,17 @@ class Batch(Site):
                 )
             time.sleep(1)
         return len(jobs)
+
+    def _surely_left(self, folder: Path) -> list[str]:
+        """`left`, asked again where a busy batch system does not answer."""
+        deadline = time.monotonic() + COMMAND_S
+        while True:
+            try:
+                return self.left(folder)
+            except SiteError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
 
     def left(self, folder: Path) -> list[str]:
         """The jobs of a run folder in the queue, by their numbers."""
@@ -210,16 +223,15 @@ class Batch(Site):
         return threads(shape.cores_per_rank)
 
     def config(self, shape: Shape, run_dir: Path, memoizer: Any) -> Any:
-        self.foresee(run_dir, None)
         return self._config(shape, run_dir, memoizer, self._address())
 
     def foresee(self, run_dir: Path, least_s: float | None) -> None:
         lasts_s = LAST_START_S if least_s is None else 1.25 * least_s + END_S
         run_dir.mkdir(parents=True, exist_ok=True)
-        beside = run_dir / f".{LAST_START}"
+        beside = run_dir / f".{LAST_START_FILE}"
         # Not all of it, or tasks that need more would never begin.
         beside.write_text(f"{min(lasts_s, 40 * self.walltime_min):.0f}\n")
-        os.replace(beside, run_dir / LAST_START)
+        os.replace(beside, run_dir / LAST_START_FILE)
 
     def pilots_of(self, shape: Shape, run_dir: Path) -> Pilots | None:
         [pool] = self._config(shape, run_dir, None, "<address>").executors
@@ -241,7 +253,7 @@ class Batch(Site):
 
     def _pool(self, run_dir: Path) -> dict[str, Any]:
         """What else the pool of workers in a pilot is told."""
-        return {"last_start": run_dir.absolute() / LAST_START}
+        return {"last_start": run_dir.absolute() / LAST_START_FILE}
 
     @property
     def blocks(self) -> dict[str, Any]:

@@ -43,23 +43,31 @@ def provider_here(worker_init: str) -> Any:
     )
 
 
-def config(label: str, provider: Any, run_dir: Path, memoizer: Any, **options: Any) -> Any:
+def config(
+    label: str,
+    provider: Any,
+    run_dir: Path,
+    memoizer: Any,
+    *,
+    strategy_period: float,
+    last_start: Path | None = None,
+    **options: Any,
+) -> Any:
     """A parsl.Config.
 
     Args:
-        options: of the executor; `strategy_period`, how soon pilots are asked for, in seconds; and
-            `last_start`, a file that says how many seconds before its end a pilot begins no task,
-            which is read when it starts.
+        strategy_period: how soon pilots are asked for, in seconds.
+        last_start: a file that says how many seconds before its end a pilot begins no task; it is
+            read when a pilot starts.
+        options: of the executor.
     """
     from parsl.config import Config
     from parsl.executors import HighThroughputExecutor
     from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
     from parsl.jobs.error_handlers import windowed_error_handler
 
-    strategy_period = options.pop("strategy_period")
     # By its path: the one that a pilot finds on PATH may be another Python's.
     launch = f"{Path(sys.executable).parent}/{DEFAULT_LAUNCH_CMD}"
-    last_start = options.pop("last_start", None)
     if last_start is not None:
         file = shlex.quote(str(last_start)).replace("{", "{{").replace("}", "}}")
         # A little sooner, or what waited there in vain would be given to this very pilot again.

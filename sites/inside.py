@@ -26,19 +26,24 @@ OF_QUEUE = (
 )
 
 
+DRIVER_END_S = 60  # before the job's: to end Parsl, and to have another job submitted
+
+
 class Placed(Batch):
     """A machine in a job that is there: its pool of workers is on the driver's host.
 
     What a task takes and how it starts is that machine's.
     """
 
+    has_queue = False
     job: ClassVar[Allocation]
     began: ClassVar[float]  # as of time.time()
 
     @property
     def end(self) -> float:
         own = self.began + 60 * self.walltime_min
-        return own if self.job.end is None else min(own, self.job.end)
+        of_job = math.inf if self.job.end is None else self.job.end - DRIVER_END_S
+        return math.floor(min(own, of_job))
 
     def check(self) -> None:
         """Nothing: `setup` may be what brings the launcher."""
@@ -60,10 +65,13 @@ class Placed(Batch):
         return "127.0.0.1"
 
     def _end(self) -> str:
-        return f"{self.end:.0f}"
+        return str(self.end)
+
+    def foresee(self, run_dir: Path, least_s: float | None) -> None:
+        """There is no pilot to come that could be left the rest."""
 
     def _pool(self, run_dir: Path) -> dict[str, Any]:
-        return {}  # there is no other pilot to be left the rest
+        return {}
 
 
 class Inside(Batch):

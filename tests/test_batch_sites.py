@@ -11,7 +11,7 @@ import pytest
 
 import sites
 from sites.base import SiteError
-from sites.batch import LAST_START, mark_of
+from sites.batch import LAST_START_FILE, mark_of
 from sites.launchers import Shape
 from sites.slurm import Slurm
 from workflow.ledger import Ledger
@@ -162,7 +162,7 @@ def test_a_pilot_begins_no_task_that_would_be_cut_off_before_its_first_epoch(
 ):
     """A quarter more than the least that tasks needed, and 45 s; at most two thirds of a pilot."""
     slurm().foresee(tmp_path / "parsl", least_s)
-    assert int((tmp_path / "parsl" / LAST_START).read_text()) == last_start_s
+    assert int((tmp_path / "parsl" / LAST_START_FILE).read_text()) == last_start_s
 
 
 def test_settings_that_a_pilot_needs_are_asked_for():
@@ -183,6 +183,26 @@ def test_a_name_that_stands_for_the_loopback_is_of_no_use_to_other_nodes(monkeyp
         "this host's name, login1, stands for 127.0.1.1, which no other node reaches; add --set "
         "interface=..., the network that the nodes share: 'ip address' lists them"
     )
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(monkeypatch, tmp_path):
+    monkeypatch.setattr("sites.batch.POLL_S", 0.0)
+    answers = iter([SiteError("busy"), [("7", mark_of(tmp_path)), ("8", "other")], []])
+    asked = []
+
+    def answer(line):
+        asked.append(line)
+        if line[0] != "squeue":
+            return []
+        said = next(answers)
+        if isinstance(said, SiteError):
+            raise said
+        return [f"{job}|{mark}" for job, mark in said]
+
+    monkeypatch.setattr("sites.batch.ask", answer)
+    monkeypatch.setattr("sites.slurm.ask", answer)
+    assert slurm().sweep(tmp_path) == 1
+    assert asked[2] == ["scancel", "7"]
 
 
 def test_each_run_folder_has_a_mark_of_its_own(tmp_path):

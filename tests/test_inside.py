@@ -74,7 +74,7 @@ def test_slurm_says_what_a_job_has_and_when_it_ends(slurm_job):
     site = sites.get("inside", {})
     assert isinstance(site, Slurm)
     assert (site.name, site.nodes, site.cores_per_node, site.gpus_per_node) == ("inside", 3, 48, 4)
-    assert site.end == round(slurm_job)
+    assert site.end == round(slurm_job) - 60
     assert site.num_slots(Shape(num_ranks=1, cores_per_rank=12, gpus_per_rank=1)) == 3 * 4
     shape = Shape(num_ranks=8, gpus_per_rank=1)
     machine = {"nodes": "3", "walltime_min": "30", "cores_per_node": "48", "gpus_per_node": "4"}
@@ -87,7 +87,7 @@ def test_slurm_says_what_a_job_has_and_when_it_ends(slurm_job):
 def test_without_an_end_in_the_environment_the_queue_is_asked(slurm_job, program, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     program("squeue", "1-00:30:00")
-    assert sites.get("inside", {}).end == pytest.approx(time.time() + 86400 + 1800, abs=5)
+    assert sites.get("inside", {}).end == pytest.approx(time.time() + 86400 + 1740, abs=5)
     program("squeue", "UNLIMITED")
     with pytest.raises(SiteError, match="site 'inside' needs walltime_min: add --set walltime_"):
         sites.get("inside", {})
@@ -99,7 +99,7 @@ def test_the_user_may_take_less_of_a_job_than_it_has_and_not_more(slurm_job):
     assert sites.get("inside", {"walltime_min": "10"}).end == pytest.approx(
         time.time() + 600, abs=5
     )
-    assert sites.get("inside", {"walltime_min": "90"}).end == round(slurm_job)
+    assert sites.get("inside", {"walltime_min": "90"}).end == round(slurm_job) - 60
     assert sites.get("inside", {"cores_per_node": "8"}).num_slots(Shape(num_ranks=1)) == 24
 
 
@@ -119,7 +119,7 @@ def test_workers_start_on_this_host_and_know_the_nodes_and_the_end(slurm_job, tm
     assert type(pool.provider).__name__ == "LocalProvider"
     assert (pool.provider.max_blocks, pool.provider.nodes_per_block) == (1, 1)
     lines = pool.provider.worker_init.splitlines()
-    assert lines[0] == f"export N3LO_PILOT_END={slurm_job:.0f}"
+    assert lines[0] == f"export N3LO_PILOT_END={round(slurm_job) - 60}"
     assert 'export N3LO_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST")' in lines
     assert lines[-1].startswith("unset SLURM_GPUS_PER_NODE ")
     assert site.pilots_of(Shape(num_ranks=1), tmp_path) is None
@@ -128,7 +128,7 @@ def test_workers_start_on_this_host_and_know_the_nodes_and_the_end(slurm_job, tm
 def test_a_site_of_the_user_s_own_may_be_like_the_job_around(slurm_job, tmp_path):
     (tmp_path / "sites.toml").write_text('[mine]\nlike = "inside"\nmpi = "pmi2"\n')
     site = sites.get("mine", {}, [tmp_path])
-    assert (site.name, site.end) == ("mine", round(slurm_job))
+    assert (site.name, site.end) == ("mine", round(slurm_job) - 60)
     assert "--mpi=pmi2" in site.command(Shape(num_ranks=1))
 
 
@@ -142,7 +142,7 @@ def test_lsf_says_its_nodes_and_its_end_and_the_user_the_rest(program, monkeypat
     site = sites.get("inside", {"cores_per_node": "42", "gpus_per_node": "6"})
     assert isinstance(site, Lsf)
     assert (site.nodes, site.num_slots(Shape(num_ranks=1, gpus_per_rank=1))) == (2, 12)
-    assert site.end == pytest.approx(time.time() + 7140, abs=5)
+    assert site.end == pytest.approx(time.time() + 7080, abs=5)
 
 
 STIME = "Sun Nov 29 08:00:00 2026"
@@ -221,7 +221,7 @@ def test_a_named_site_takes_nodes_and_walltime_from_the_job(slurm_job):
     site = inside.around("frontier", {"account": "hep101", "nodes": "90", "walltime_min": "5"})
     assert isinstance(site, Frontier)
     assert (site.name, site.nodes, site.pilots, site.cores_per_node) == ("frontier", 3, 1, 56)
-    assert site.end == round(slurm_job)
+    assert site.end == round(slurm_job) - 60
     assert inside.around("frontier", {"account": "hep101"}) is not None
     assert inside.around("summit", {"account": "hep101"}) is None  # there is no job of LSF
 
@@ -340,15 +340,13 @@ def test_a_study_that_does_not_fit_is_not_submitted(n3lo, study_path, edit, queu
 
 def test_the_next_job_follows_where_something_was_trained(polaris, tmp_path, capsys):
     folder = tmp_path / "runs"
-    (folder / "t000-f0").mkdir(parents=True)
-    before = driverjob.progress(folder)
-    driverjob.go_on(polaris, folder, ["echo", "a b"], before)
+    folder.mkdir()
+    driverjob.go_on(polaris, folder, ["echo", "a b"], has_trained=False)
     assert capsys.readouterr().out == (
         "nothing was trained in this job, so that no other follows; to go on by hand: echo 'a b'\n"
     )
-    (folder / "t000-f0" / "history.jsonl").write_text("{}\n")
     os.environ[runfolder.MARK] = str(folder)
-    driverjob.go_on(polaris, folder, ["echo", "a b"], before)
+    driverjob.go_on(polaris, folder, ["echo", "a b"], has_trained=True)
     assert capsys.readouterr().out == "job 1.standin goes on with the study\n"
     assert runfolder.MARK not in os.environ  # or that job's driver would be swept by itself
     [script] = (path for path in (folder / "jobs").iterdir() if path.suffix.strip(".").isdigit())
@@ -361,9 +359,7 @@ def test_where_jobs_may_not_submit_jobs_the_user_is_told_how_to_go_on(
     program("qsub", "")
     refused = Path(os.environ["PATH"].partition(":")[0]) / "qsub"
     refused.write_text("#!/bin/sh\necho 'qsub: not from a compute node' >&2\nexit 1\n")
-    (tmp_path / "t000-f0").mkdir()
-    (tmp_path / "t000-f0" / "history.jsonl").write_text("{}\n")
-    driverjob.go_on(polaris, tmp_path, ["echo", "a b"], (0, 0))
+    driverjob.go_on(polaris, tmp_path, ["echo", "a b"], has_trained=True)
     assert capsys.readouterr().out == (
         "PBS did not take the job: qsub: not from a compute node; from a login node, go on by "
         "hand: echo 'a b'\n"
@@ -395,10 +391,19 @@ CUT = Failure(reason="walltime", message="the pilot ended")
 
 
 def test_what_the_end_of_the_job_cuts_off_does_not_begin_again_there(started):
-    campaign = started(lambda task: CUT if task.trial == 1 else distance(task))
-    campaign.last_begin = time.time() + 600
+    end = time.time() + 1.0
+
+    def train(task):
+        if task.trial != 1:
+            return distance(task)
+        time.sleep(max(end - time.time(), 0.0))
+        return CUT
+
+    campaign = started(train)
+    campaign.last_begin = end
     campaign.run()
     assert campaign.is_cut_short
+    assert campaign.has_trained
     assert 1 <= campaign.cut_off <= 2
     executed = campaign.engine.executed
     assert len(executed) == len(set(executed))
@@ -414,6 +419,7 @@ def test_nothing_begins_once_the_job_is_about_to_end(started):
     campaign.run()
     assert campaign.is_cut_short
     assert campaign.engine.executed == []
+    assert not campaign.has_trained
 
 
 def test_a_study_that_is_done_when_the_job_ends_is_not_cut_short(started):

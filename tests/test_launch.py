@@ -159,14 +159,6 @@ def test_a_rank_that_the_system_ended_for_want_of_memory_is_named(tmp_path, monk
     assert failure_of(make_task(), tmp_path, "kill -9 $$").name == "oom"
 
 
-def test_a_task_that_never_began_has_no_place(tmp_path, monkeypatch):
-    failure_of(make_task(), tmp_path, "exit 3")
-    assert TaskPaths(tmp_path).place.exists()
-    monkeypatch.setenv(launch.PILOT_END, str(time.time()))
-    assert failure_of(make_task(), tmp_path, "exit 3").name == "walltime"
-    assert not TaskPaths(tmp_path).place.exists()
-
-
 def test_a_program_that_is_not_there_is_a_launch_failure(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         start(make_task(), tmp_path, ["no-such-mpirun"])
@@ -208,6 +200,7 @@ def test_a_job_is_stopped_before_the_pilot_around_it_ends(tmp_path, monkeypatch)
 
 
 def test_a_job_does_not_begin_in_a_pilot_that_is_about_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "LATE_S", 0.0)
     monkeypatch.setenv(launch.PILOT_END, str(time.time() + launch.PILOT_GRACE_S - 1))
     failure = failure_of(make_task(), tmp_path, f"touch {tmp_path}/began")
     assert failure == Failure(reason="walltime", message="too late in the pilot to begin")

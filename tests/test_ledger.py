@@ -309,6 +309,12 @@ def test_the_least_time_for_a_task_is_the_longest_start_and_epoch(tmp_path):
     for fold, (lasted, seconds, epochs) in enumerate([(25, 20, 10), (3, 60, 10), (8, 4, 1)]):
         facts = {"seconds": seconds, "epochs": epochs}
         result = dataclasses.asdict(make_result(task_of(0, fold), **facts))
-        row = {"event": "end", "time": 100.0 + lasted, "trial": 0, "fold": fold, "key": ""}
+        of = {"trial": 0, "fold": fold, "key": ""}
+        row = {"event": "end", "time": 100.0 + lasted, **of}
+        ledger._apply({"event": "start", "time": 99.0, "attempt": 1, **of})
         ledger._apply({**row, "status": "done", "folder": "", "result": result, "begun": 100.0})
         assert ledger.least_s() == pytest.approx([7.0, 7.0, 8.0][fold])
+    # A result that an earlier attempt had left says nothing of the time that it took.
+    ledger._apply({"event": "start", "time": 7000.0, "attempt": 2, **of})
+    ledger._apply({**row, "time": 7001.0, "status": "done", "folder": "", "result": result})
+    assert ledger.least_s() == pytest.approx(8.0)

@@ -15,7 +15,7 @@ def executor():
     made = SimpleNamespace(
         status_facade={}, blocks_to_job_id={"0": "17"}, address="10.0.0.1", connected=[]
     )
-    made.connected_blocks = lambda: made.connected
+    made.command_client = SimpleNamespace(run=lambda command, timeout_s: made.connected)
     return made
 
 

@@ -57,6 +57,16 @@ def test_a_task_over_several_nodes_has_them_to_itself(tmp_path):
     assert none is None
 
 
+@pytest.mark.parametrize("more", [need(nodes=3), need(ranks=5), need(gpus=3)])
+def test_what_no_pilot_of_that_size_has_is_refused_at_once(tmp_path, more):
+    """Else it would wait in one pilot after the other."""
+    with (
+        pytest.raises(ValueError, match="is more than the pilot has: 2 nodes of 4 cores"),
+        a_room(tmp_path).taken("a", more, [], FOREVER),
+    ):
+        pass
+
+
 def test_a_gpu_is_shared_by_as_many_tasks_as_the_user_says(tmp_path):
     places = filled(a_room(tmp_path, 1, tasks_per_gpu=2), *[need(gpus=1)] * 4)
     assert sorted(place.gpus[0] for place in places) == ["0", "0", "1", "1"]

@@ -26,7 +26,7 @@ from workflow.tasks import Engine, Outcome
 # goes on from the checkpoint of the one before.
 MAX_ATTEMPTS = 3
 FROM_OUTSIDE = (
-    *("walltime", "node_lost", "launch_failed"),
+    *("walltime", "node_lost", "launch_failed", "signal"),
     *(f"signal {number:d}" for number in (signal.SIGKILL, signal.SIGTERM)),
 )
 REFRESH_S = 0.5
@@ -45,6 +45,7 @@ class Campaign:
     warm: Sequence[Observation] = ()  # trials of earlier studies
     last_begin: float = math.inf  # of a task, as of time.time(): the site is over then
     cut_off: int = 0  # tasks for which there was no time any more
+    has_trained: bool = False  # anything that is kept
     running: dict[Future[Any], tuple[TrainTask, int]] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)  # trials that are to be started
     folds: dict[int, deque[TrainTask]] = field(default_factory=dict)  # not submitted yet, by trial
@@ -58,7 +59,6 @@ class Campaign:
         Then the search goes on.
         """
         self.waiting.extend(self.ledger.counted(self.settings.num_trials))
-        self.engine.foresee(self.ledger.least_s())
         while True:
             while self._has_room() and self._start_next():
                 pass
@@ -77,7 +77,7 @@ class Campaign:
     @property
     def is_cut_short(self) -> bool:
         """Whether the site was over before the study was."""
-        has_more = self.cut_off or self.waiting or any(self.folds.values())
+        has_more = self.cut_off or self.waiting
         return self._is_late() and bool(has_more or not (self.is_over or self._is_enough()))
 
     @property
@@ -184,6 +184,9 @@ class Campaign:
             self._submit(self.folds[trial].popleft(), attempt=1)
 
     def _submit(self, task: TrainTask, attempt: int) -> None:
+        if self._is_late():
+            self.cut_off += 1
+            return
         state = self.ledger.state(task)
         self.epochs.setdefault(task.id, self.engine.epochs(task))
         if not self.engine.is_finished(task):
@@ -197,13 +200,8 @@ class Campaign:
             self.ledger.record_failed(task, outcome.failure, folder=folder, place=outcome.place)
             next_attempt = self._next_attempt(task, attempt, outcome)
             self.console.ended(task, outcome, goes_on=next_attempt is not None)
-            if outcome.failure.reason == "walltime" and self.last_begin < math.inf:
-                self.last_begin = 0.0  # no other pilot follows this one
             if next_attempt is not None:
-                if self._is_late():
-                    self.cut_off += 1
-                else:
-                    self._submit(task, next_attempt)
+                self._submit(task, next_attempt)
                 return
         elif outcome.result is not None and not self.ledger.has_result(task):
             cached = outcome.cached
@@ -211,6 +209,7 @@ class Campaign:
                 task, outcome.result, cached=cached, folder=folder, place=outcome.place
             )
             self.engine.foresee(self.ledger.least_s())
+            self.has_trained |= not cached
             self.console.ended(task, outcome)
         self._go_on(task.trial)
 
@@ -222,6 +221,7 @@ class Campaign:
         if outcome.failure.reason == "walltime" and not outcome.place:  # it had no time to begin
             return attempt
         if self._got_on(task):
+            self.has_trained = True
             return 1
         return attempt + 1 if attempt < MAX_ATTEMPTS else None
 
@@ -234,8 +234,7 @@ class Campaign:
     def _go_on(self, trial: int) -> None:
         """With the next fold of a trial, unless those that ended leave it without a chance."""
         left = self.folds[trial]
-        is_running = any(task.trial == trial for task, _ in self.running.values())
-        if not left or is_running or self._is_late():
+        if not left or any(task.trial == trial for task, _ in self.running.values()):
             return
         assert self.settings.racing is not None  # without, all folds start at once
         why = hopeless(trial, self.ledger, self.settings.racing)

@@ -248,18 +248,17 @@ def _drive(options: argparse.Namespace, rerun: list[int]) -> int:
     from workflow import driverjob, session
 
     file = _study(options)
-    if not options.driver_in_job:
-        return session.run(file, _site(options), options.runs, rerun)
     where = (options.site, _settings(options), _site_folders(options))
-    placed = inside.around(*where)
-    if placed is None:
+    placed = inside.around(*where) if options.driver_in_job else None
+    if options.driver_in_job and placed is None:
         return driverjob.submit(file, _queue(*where), options.runs, _command(options, rerun))
-    folder = options.runs / file.study.name
-    before = driverjob.progress(folder)
-    status = session.run(file, placed, options.runs, rerun)
-    if status == session.CUT_SHORT and placed.job.is_ours:
-        driverjob.go_on(_queue(*where), folder, _command(options, []), before)
-    return status
+    try:
+        return session.run(file, placed or get(*where), options.runs, rerun)
+    except session.CutShort as cut:
+        if placed is not None and placed.job.is_ours:
+            folder, command = options.runs / file.study.name, _command(options, [])
+            driverjob.go_on(_queue(*where), folder, command, cut.has_trained)
+        return TERMINATED  # as after a SIGTERM: there is more to do
 
 
 def _queue(*where: Any) -> Batch:

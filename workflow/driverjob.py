@@ -9,9 +9,8 @@ from pathlib import Path
 from apps.contract import N3LOError
 from sites.base import SiteError
 from sites.batch import JOBS, Batch
-from workflow import plan, runfolder, session
+from workflow import runfolder, session
 from workflow.console import terminal
-from workflow.ledger import Ledger
 from workflow.study import StudyFile
 
 
@@ -24,12 +23,10 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
     Raises:
         N3LOError, SiteError: something is wrong that the user can mend; nothing was submitted.
     """
+    session.require_horovod(file)
     site.check()
-    site.num_slots(plan.largest_shape(file))
-    session.make_search(file)
+    session.prepared(file, site, runs)  # here somebody reads what is wrong, and there is a network
     folder = runs / file.study.name
-    # Here is a network, for data that are to be fetched, and somebody who reads what is wrong.
-    session.checked_of(file, session.planner_of(file, runs), folder)
     with runfolder.opened(folder, file):
         if jobs := site.left(folder):
             raise N3LOError(
@@ -46,25 +43,15 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
     return 0
 
 
-def progress(folder: Path) -> tuple[int, int]:
-    """The tasks that are done and the epochs that were trained in a run folder."""
-    done = sum(
-        task.status == "done"
-        for trial in Ledger(folder).trials_by_number.values()
-        for task in trial.tasks.values()
-    )
-    return done, sum(path.read_bytes().count(b"\n") for path in folder.glob("*/history.jsonl"))
-
-
-def go_on(site: Batch, folder: Path, command: list[str], before: tuple[int, int]) -> None:
+def go_on(site: Batch, folder: Path, command: list[str], has_trained: bool) -> None:
     """Submit the next job of a driver whose own one ended first, and say so.
 
     Args:
         command: that of the driver.
-        before: the study's `progress` when the driver started.
+        has_trained: whether the job was of any use; else the next would not be.
     """
     by_hand = f"by hand: {shlex.join(command)}"
-    if progress(folder) == before:
+    if not has_trained:
         line = f"nothing was trained in this job, so that no other follows; to go on {by_hand}"
     else:
         try:

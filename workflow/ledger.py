@@ -276,7 +276,7 @@ class Ledger:
         state.result = row.get("result", {})
         state.job, state.nodes = row.get("job", ""), row.get("nodes", [])
         state.begun = row.get("begun", math.nan)
-        if state.result and not math.isnan(state.begun):
+        if state.result and state.begun > state.submitted:  # else it is of an earlier attempt
             self._least_s = max(self._least_s, _least_s(state))
         for node in row.get("nodes", []):
             if row["status"] == "done":

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from parsl.executors.high_throughput.errors import CommandClientBadError, CommandClientTimeoutError
+
 SILENT_S = 120  # after which a pilot without a worker is worth a word
 LOOK_S = 10  # between looks whether one has come
+ANSWER_S = 60  # within which Parsl must say
 
 _SAID = {
     "PENDING": "is in the queue",
@@ -64,7 +67,12 @@ class Watch:
         if not self._silent_since or now - self._looked < LOOK_S:
             return
         self._looked = now
-        for block in self.executor.connected_blocks():
+        try:
+            # Its own `connected_blocks` would wait for ever for an interchange that is gone.
+            connected = self.executor.command_client.run("CONNECTED_BLOCKS", timeout_s=ANSWER_S)
+        except (CommandClientBadError, CommandClientTimeoutError):
+            return
+        for block in connected:
             self._silent_since.pop(block, None)
         for block, since in list(self._silent_since.items()):
             if now - since > SILENT_S:

@@ -34,7 +34,50 @@ if TYPE_CHECKING:
     from workflow.cache import ResultCache
 
 PLANNED_TRIALS = 3  # shown in full by `plan`
-CUT_SHORT = 143  # exit status where the job around the driver ends first; as after a SIGTERM
+
+
+class CutShort(Exception):
+    """The job around the driver ends before the study."""
+
+    def __init__(self, has_trained: bool) -> None:
+        super().__init__()
+        self.has_trained = has_trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A study that can run on a site, as far as that can be seen before it does."""
+
+    largest: Shape  # of its tasks
+    smallest: Shape
+    num_slots: int  # for the largest
+    search: Search
+    planner: Planner
+    warm: _Warm
+    checked: dict[str, Any]  # by `apps.check`
+
+
+def prepared(file: StudyFile, site: Site, runs: Path) -> Prepared:
+    """Look at all that can be wrong with a study; fetch its data, if they are elsewhere.
+
+    Raises:
+        N3LOError, SiteError: something is wrong that the user can mend; nothing was started.
+    """
+    largest = plan.largest_shape(file)
+    num_slots = site.num_slots(largest)
+    search = make_search(file)
+    planner = _planner(file, runs)
+    folder = runs / file.study.name
+    _check_options(Ledger(folder), file, search)
+    return Prepared(
+        largest=largest,
+        smallest=plan.smallest_shape(file),
+        num_slots=num_slots,
+        search=search,
+        planner=planner,
+        warm=_warm_start(file),
+        checked=_checked(file, planner, folder),
+    )
 
 
 def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None) -> int:
@@ -48,16 +91,13 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
 
     Raises:
         N3LOError: something is wrong that the user can mend; nothing was started.
+        CutShort: the site was over before the study was.
     """
+    require_horovod(file)
     site.check()
-    shape, smallest = plan.largest_shape(file), plan.smallest_shape(file)
-    num_slots = site.num_slots(shape)
-    search = make_search(file)
-    planner = planner_of(file, runs)
-    folder = runs / file.study.name
-    warm = _warm_start(file)
-    checked = checked_of(file, planner, folder)
-    out = terminal()
+    ready = prepared(file, site, runs)
+    search, planner, warm = ready.search, ready.planner, ready.warm
+    folder, out = runs / file.study.name, terminal()
 
     # With Parsl, which takes a second: not before all is well.
     from workflow.cache import ResultCache
@@ -65,26 +105,25 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
     from workflow.tasks import EngineError, engine
 
     with runfolder.opened(folder, file):
-        preflight.remember(checked, folder)
+        preflight.remember(ready.checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
-        _check_options(ledger, file, search)
         _start_session(ledger, planner, site)
         aside = set_aside(ledger, file)
         _forget(rerun or [], ledger, planner, results)
         study = file.study
-        console = Console(
-            study.search.objective, study.search.num_trials, study.data.folds, num_slots, out
-        )
-        console.note(_headline(study, site, num_slots, shape.num_ranks, folder))
-        for warning in [*_warnings(study), *checked["warnings"]]:
+        budget = (study.search.num_trials, study.data.folds)
+        console = Console(study.search.objective, *budget, ready.num_slots, out)
+        console.note(_headline(study, site, ready, folder))
+        for warning in [*_warnings(study), *ready.checked["warnings"]]:
             console.note(f"warning: {warning}")
         for line in [*warm.lines, *aside]:
             console.note(line)
         try:
-            with console.showing(), engine(site, smallest, folder, results) as started:
+            site.foresee(folder / "parsl", ledger.least_s())
+            with console.showing(), engine(site, ready.smallest, folder, results) as started:
                 campaign = Campaign(planner, search, ledger, started, console)
-                campaign.node_share, campaign.warm = site.node_share(shape), warm.trials
+                campaign.node_share, campaign.warm = site.node_share(ready.largest), warm.trials
                 campaign.last_begin = site.end - PILOT_GRACE_S
                 campaign.run()
         except EngineError as error:
@@ -99,7 +138,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
                 f"the job ends; {plural(campaign.cut_off, 'task')} cut off; the same command goes "
                 f"on in another"
             )
-            return CUT_SHORT
+            raise CutShort(campaign.has_trained)
         failed = sum(
             task.status == "failed"
             for number in ledger.counted(study.search.num_trials)
@@ -120,7 +159,7 @@ def _warnings(study: Study) -> list[str]:
     ]
 
 
-def _require_horovod(file: StudyFile) -> None:
+def require_horovod(file: StudyFile) -> None:
     """Say so now, and not in every task."""
     training = file.study.training
     groups = training.strategy in CENTRAL and file.study.layout.ranks_per_worker > 1
@@ -134,14 +173,10 @@ def _require_horovod(file: StudyFile) -> None:
 def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
     """Print what a run would do: trials, tasks, layout, launch lines."""
     out = terminal()
-    shape = plan.largest_shape(file)
-    slots = site.num_slots(shape)
-    search = make_search(file)
-    planner = planner_of(file, runs)
-    warm = _warm_start(file)
-    checked = checked_of(file, planner, runs / file.study.name)
+    ready = prepared(file, site, runs)
+    search, planner, warm, checked = ready.search, ready.planner, ready.warm, ready.checked
     study, ledger = file.study, Ledger(runs / file.study.name)
-    out.print(_headline(study, site, slots, shape.num_ranks, runs / study.name))
+    out.print(_headline(study, site, ready, runs / study.name))
     out.print(
         f"data: {checked['events']} events; per fold {checked['train_events']} to train on, "
         f"{checked['val_events']} to validate"
@@ -157,12 +192,11 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
         f"{ranks_of(study.training, study.layout)} as the study has it; "
         f"{known} trials are known from earlier starts"
     )
-    smallest = plan.smallest_shape(file)
-    pilots = site.pilots_of(smallest, runs / study.name / "parsl")
+    pilots = site.pilots_of(ready.smallest, runs / study.name / "parsl")
     if pilots is not None:
         sizes = ", or ".join(
             f"{plural(site.num_slots(size) // pilots.number, 'task')} of {_size(size)}"
-            for size in dict.fromkeys([smallest, shape])
+            for size in dict.fromkeys([ready.smallest, ready.largest])
         )
         out.print(f"pilots at once: {pilots.number}; in each is room for {sizes}", soft_wrap=True)
     for number in _outside(ledger, file):
@@ -229,9 +263,8 @@ def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
     return ledger, file.study
 
 
-def checked_of(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
+def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
     """What the look at model and data reports; what the study decides by must be measured."""
-    _require_horovod(file)
     report = preflight.check(planner.base_task(), folder)
     try:
         file.study.check_metrics(report["measured"])
@@ -240,7 +273,7 @@ def checked_of(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any
     return report
 
 
-def planner_of(file: StudyFile, runs: Path) -> Planner:
+def _planner(file: StudyFile, runs: Path) -> Planner:
     files = file.data_files(runs / "cache" / "data")
     memo = runs / "cache" / "digests.json"
     if not runs.is_dir():  # nothing may be left behind if the study turns out to be wrong
@@ -435,11 +468,11 @@ def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: Result
         ledger.record_rerun(trials)
 
 
-def _headline(study: Study, site: Site, num_slots: int, num_ranks: int, folder: Path) -> str:
+def _headline(study: Study, site: Site, ready: Prepared, folder: Path) -> str:
     return (
         f"{study.name} on {site.name}: {study.search.num_trials} trials x {study.data.folds} "
-        f"folds, {study.search.method} search; tasks at once: {num_slots}, each of {num_ranks} "
-        f"ranks; ledger in {folder}"
+        f"folds, {study.search.method} search; tasks at once: {ready.num_slots}, each of "
+        f"{ready.largest.num_ranks} ranks; ledger in {folder}"
     )
 
 

@@ -20,7 +20,6 @@ from apps.contract import write_text
 from apps.scout import LIMIT_S, REPORTS, STDERR, TOKEN, Answer, Report, run_probe, versions
 from sites.base import Site, SiteError
 from sites.batch import Batch
-from sites.inside import Placed
 from sites.launchers import Shape
 from workflow import runfolder
 from workflow.console import terminal
@@ -94,10 +93,6 @@ def smallest(site: Site) -> tuple[Site, Shape, int]:
     return site, shape, 1
 
 
-def _has_queue(site: Site) -> bool:
-    return isinstance(site, Batch) and not isinstance(site, Placed)
-
-
 def _num_gpus(site: Site) -> int:
     """As many as a task could ask for."""
     number = 0
@@ -122,7 +117,7 @@ def _tried(site: Site, shape: Shape, asked: Expected, folder: Path, out: Termina
         "avoid": [],
     }
     with loaded(site, shape, folder) as kernel:
-        pilot = _Pilot(kernel.executors[site.name], out, _has_queue(site))
+        pilot = _Pilot(kernel.executors[site.name], out, site.has_queue)
         out.print(_headline(asked, pilot.executor.address))
         app = parsl.python_app(run_probe, data_flow_kernel=kernel)
         future = app(how=how, folder=str(folder), token=token, num_ranks=shape.num_ranks)
@@ -232,7 +227,7 @@ def _headline(asked: Expected, address: str) -> str:
 
 
 def _show(answer: Answer, site: Site, pilot: _Pilot, out: Terminal) -> None:
-    if answer.pilot_end is not None and isinstance(site, Batch) and _has_queue(site):
+    if answer.pilot_end is not None and isinstance(site, Batch) and site.has_queue:
         queued_s = max(0.0, answer.pilot_end - 60 * site.walltime_min - pilot.began)
         out.print(f"of these it waited {queued_s:.0f} s in the queue")
     out.print(f"launched on {answer.host}: {shlex.join(answer.line)}", soft_wrap=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 import parsl
 from parsl.errors import ParslError
 from parsl.executors.high_throughput.errors import ManagerLost, WorkerLost
-from parsl.providers import LocalProvider
 
 from apps.contract import Failure, TaskPaths, TrainTask, from_dict, read_json
 from apps.launch import finished_result, run_training
@@ -64,6 +62,8 @@ class Engine:
     def submit(self, task: TrainTask, attempt: int, avoid: Sequence[str] = ()) -> Future[Any]:
         """Start a task, on other nodes than those to avoid, or take its result from the cache."""
         shape = shape_of(task.training, task.layout)
+        if not self.is_finished(task):
+            self._paths(task).place.unlink(missing_ok=True)  # that of the attempt before
         future: Future[Any] = self.app(
             task=dataclasses.asdict(task),
             how={
@@ -117,7 +117,7 @@ class Engine:
             raise error
 
     def foresee(self, least_s: float | None) -> None:
-        """See `Site.foresee`."""
+        """How long the least task lasts, for pilots to come (`Site.foresee`)."""
         self.site.foresee(self.run_folder / "parsl", least_s)
 
     def news(self) -> Iterator[str]:
@@ -143,7 +143,7 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
     with loaded(site, shape, run_folder, TaskCache(results)) as kernel:
         app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
         pool = kernel.executors[site.name]
-        watch = None if isinstance(pool.provider, LocalProvider) else Watch(pool)
+        watch = Watch(pool) if site.has_queue else None
         yield Engine(kernel, app, site, run_folder.resolve(), results, watch)
 
 
@@ -181,8 +181,8 @@ def broken(kernel: Any) -> EngineError | None:
 def _failure(error: BaseException) -> Failure:
     """The reason in an exception that came back from a worker."""
     if isinstance(error, WorkerLost):
-        message = "the worker that ran it was killed, by hand or for want of memory"
-        return Failure(reason="signal", code=signal.SIGKILL, message=message)
+        message = "its worker was killed, by hand or for want of memory"
+        return Failure(reason="signal", message=message)
     if isinstance(error, ManagerLost):
         message = "its pilot is gone: cancelled or preempted, or its node died"
         return Failure(reason="node_lost", message=message)
