@@ -65,6 +65,7 @@ class Batch(Site):
     cores_per_node: Annotated[int, "cores that ranks may use on each node"]
     gpus_per_node: Annotated[int, "GPUs that ranks may use on each node"] = 0
     pilots: Annotated[int, "pilots at once; one that ends is followed by another"] = 1
+    steps: Annotated[int | None, "tasks at once in a pilot; none: as many as fit"] = None
     account: Annotated[str | None, "account or project whose time is used"] = None
     setup: Annotated[
         str, "line of shell for the environment of the ranks, such as module load gcc openmpi"
@@ -75,9 +76,9 @@ class Batch(Site):
     ] = None
 
     def __post_init__(self) -> None:
-        for key in ("nodes", "walltime_min", "cores_per_node", "pilots"):
+        for key in ("nodes", "walltime_min", "cores_per_node", "pilots", "steps"):
             value = getattr(self, key)
-            if value < 1:
+            if value is not None and value < 1:
                 raise SettingError(key, value, "it must be at least 1")
         if self.gpus_per_node < 0:
             raise SettingError("gpus_per_node", self.gpus_per_node, "it must be at least 0")
@@ -281,7 +282,8 @@ class Batch(Site):
                 f"{self.gpus_per_node}) and a pilot has {self.nodes}: ask for fewer ranks under "
                 f"[layout], or --set nodes={nodes}"
             )
-        return self.nodes * self._tasks_on_node(shape) if nodes == 1 else self.nodes // nodes
+        fit = self.nodes * self._tasks_on_node(shape) if nodes == 1 else self.nodes // nodes
+        return fit if self.steps is None else min(fit, self.steps)
 
     def _tasks_on_node(self, shape: Shape) -> int:
         if self.whole_nodes:

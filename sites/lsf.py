@@ -63,11 +63,16 @@ class Lsf(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class Summit(Lsf):
-    """OLCF's, switched off on 2024-11-15: 6 V100 and 42 usable cores a node."""
+    """OLCF's, switched off on 2024-11-15: 6 V100 and 42 usable cores a node.
+
+    A user has 4096 processes on a launch node, and a jsrun and its worker have four.
+    Source: https://docs.olcf.ornl.gov/systems/summit_user_guide.html (of 2024).
+    """
 
     name = "summit"
 
     account: str = field()  # required, unlike that of the class above
+    steps: int | None = 1000
     cores_per_node: int = 42
     gpus_per_node: int = 6
     interface: str | None = "ib0"

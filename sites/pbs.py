@@ -183,13 +183,14 @@ class Alps(Qsub):
 class Titan(Alps):
     """OLCF's Cray XK7, switched off on 2019-08-02: 1 K20X and 16 cores a node.
 
-    Not more than some 100 tasks at once: a job has 200 processes on its service node.
+    A job has 200 processes on its service node, and an aprun and its worker have two.
     Source: https://www.olcf.ornl.gov/kb_articles/job-execution-on-titan (of 2017).
     """
 
     name = "titan"
 
     account: str = field()  # required, unlike that of the class above
+    steps: int | None = 90
     cores_per_node: int = 16
     gpus_per_node: int = 1
 
@@ -216,7 +217,7 @@ ${user_script}
 class Theta(Alps):
     """ALCF's Cray XC40, switched off on 2023-12-31: 64 cores of a Xeon Phi a node, no GPU.
 
-    There are its script and its launch lines to be seen, and nothing submits them: Parsl had a
+    A job may have 1000 aprun at once. There are its script and its launch lines to be seen, and nothing submits them: Parsl had a
     provider for Cobalt until October 2024.
     Source: docs/theta in https://github.com/argonne-lcf/user-guides (of 2023).
     """
@@ -230,6 +231,7 @@ class Theta(Alps):
     filesystems: Annotated[str, "file systems that a job needs, as of qsub --attrs"] = (
         "home,theta-fs0"
     )
+    steps: int | None = 1000
     cores_per_node: int = 64
 
     def check(self) -> None:

@@ -150,7 +150,7 @@ class DaintAlps(Slurm):
 class Frontier(Slurm):
     """OLCF's: 4 MI250X, which are 8 GPUs, and 56 usable cores a node.
 
-    Not more than some 100 steps at once: they load the controller.
+    More than some 100 steps at once load the controller.
     Source: https://docs.olcf.ornl.gov/systems/frontier_user_guide.html (2025).
     """
 
@@ -158,6 +158,7 @@ class Frontier(Slurm):
 
     account: str = field()  # required, unlike that of the class above
     mpi: str | None = None
+    steps: int | None = 100
     cores_per_node: int = 56
     gpus_per_node: int = 8
     interface: str | None = "hsn0"

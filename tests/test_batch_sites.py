@@ -73,6 +73,14 @@ def test_tasks_are_packed_into_the_nodes_of_a_pilot(shape, nodes, slots):
     assert slurm(pilots="3").num_slots(shape) == 3 * slots
 
 
+def test_no_more_steps_run_at_once_than_the_machine_bears():
+    wide = {"account": "hep101", "nodes": "20", "walltime_min": "60"}
+    of_one_gpu = Shape(num_ranks=1, gpus_per_rank=1)
+    assert sites.get("frontier", wide).num_slots(of_one_gpu) == 100  # and not 20 x 8
+    assert sites.get("frontier", {**wide, "nodes": "4"}).num_slots(of_one_gpu) == 32
+    assert slurm(steps="3", pilots="2").num_slots(of_one_gpu) == 6
+
+
 def test_a_task_occupies_its_part_of_a_node_or_several():
     assert slurm().node_share(Shape(num_ranks=2, cores_per_rank=16)) == 0.5
     assert slurm().node_share(Shape(num_ranks=8, gpus_per_rank=1)) == 2
