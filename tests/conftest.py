@@ -67,6 +67,7 @@ num_parallel = 2
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long first: one that came last would keep one process busy alone.
 

@@ -120,8 +120,8 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         for line in [*warm.lines, *aside]:
             console.note(line)
         try:
-            site.foresee(folder / "parsl", ledger.least_s())
-            with console.showing(), engine(site, ready.smallest, folder, results) as started:
+            smallest, least_s = ready.smallest, ledger.least_s()
+            with console.showing(), engine(site, smallest, least_s, folder, results) as started:
                 campaign = Campaign(planner, search, ledger, started, console)
                 campaign.node_share, campaign.warm = site.node_share(ready.largest), warm.trials
                 campaign.last_begin = site.end - PILOT_GRACE_S

@@ -138,9 +138,11 @@ class Engine:
 
 
 @contextmanager
-def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> Iterator[Engine]:
-    """What starts a study's tasks, from `shape` on."""
-    with loaded(site, shape, run_folder, TaskCache(results)) as kernel:
+def engine(
+    site: Site, shape: Shape, least_s: float | None, run_folder: Path, results: ResultCache
+) -> Iterator[Engine]:
+    """What starts a study's tasks, from the smallest shape and from the least time on."""
+    with loaded(site, shape, run_folder, TaskCache(results), least_s) as kernel:
         app = parsl.python_app(run_training, data_flow_kernel=kernel, cache=True)
         pool = kernel.executors[site.name]
         watch = Watch(pool) if site.has_queue else None
@@ -148,9 +150,21 @@ def engine(site: Site, shape: Shape, run_folder: Path, results: ResultCache) -> 
 
 
 @contextmanager
-def loaded(site: Site, shape: Shape, run_folder: Path, memoizer: Any = None) -> Iterator[Any]:
-    """Parsl on a site, for tasks from `shape` on; what still runs at the end is stopped."""
+def loaded(
+    site: Site,
+    shape: Shape,
+    run_folder: Path,
+    memoizer: Any = None,
+    least_s: float | None = None,
+) -> Iterator[Any]:
+    """Parsl on a site; what still runs at the end is stopped.
+
+    Args:
+        shape: of the smallest tasks.
+        least_s: see `Site.foresee`.
+    """
     site.sweep(run_folder)
+    site.foresee(run_folder / "parsl", least_s)
     config = site.config(shape, run_folder / "parsl", memoizer)
     try:
         with parsl.load(config) as kernel:
