@@ -18,9 +18,8 @@ setup: $(VENV)/.n3lo-installed
 run: setup
 	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
-# Two files at a time, the longest first, and those on a Slurm one after the other (conftest.py):
-# much of each is waiting for programs to start.
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Two files at a time, the longest first (conftest.py): much of each is waiting for programs to start.
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ifeq ($(shell id -u),0)
 test: lint slurmctld
 	$(TESTS)

@@ -217,8 +217,8 @@ ${user_script}
 class Theta(Alps):
     """ALCF's Cray XC40, switched off on 2023-12-31: 64 cores of a Xeon Phi a node, no GPU.
 
-    A job may have 1000 aprun at once. There are its script and its launch lines to be seen, and nothing submits them: Parsl had a
-    provider for Cobalt until October 2024.
+    There are its script and its launch lines to be seen, and nothing submits them: Parsl had a
+    provider for Cobalt until October 2024. A job may have 1000 aprun at once.
     Source: docs/theta in https://github.com/argonne-lcf/user-guides (of 2023).
     """
 

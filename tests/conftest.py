@@ -67,17 +67,10 @@ num_parallel = 2
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first: one that came last would keep one process busy alone.
-
-    Each file is a group, which runs in one process; those on a Slurm are one, with one cluster.
-    """
+    """Files that take long first: one that came last would keep one process busy alone."""
     marks = ("slurm", "campaign", "mpi")
     items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
-    for item in items:
-        is_on_slurm = item.get_closest_marker("slurm") is not None
-        item.add_marker(pytest.mark.xdist_group("slurm" if is_on_slurm else item.path.stem))
 
 
 def write_events(path: Path, events: int = 64) -> None:

@@ -20,6 +20,7 @@ import pytest
 from conftest import ROOT
 
 from apps.contract import read_json_lines
+from workflow.ledger import Ledger
 
 LAB = Path(__file__).parent / "slurm"
 SETTINGS = ("nodes=2", "cores_per_node=2", "interface=lo", "partition=debug")
@@ -91,10 +92,10 @@ class Cluster:
     def mend(self, node: str) -> None:
         """A node that was lost starts again."""
         self.ask("slurmd", "-N", node, "-f", self.environment["SLURM_CONF"])
+        self._wait_for(node)
         pid = (self.folder / f"run/slurmd-{node}.pid").read_text().strip()
         with open(self.folder / "run/pids", "a") as pids:  # of those to stop in the end
             pids.write(f"{pid} slurmd-{node}\n")
-        self._wait_for(node)
 
     def drain(self, node: str) -> None:
         self.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
@@ -144,6 +145,20 @@ def _is_stepd(process: psutil.Process) -> bool:
 def rows(tmp_path: Path, event: str) -> list[dict]:
     path = tmp_path / "runs" / "small" / "ledger.jsonl"
     return [row for row in read_json_lines(path) if row["event"] == event] if path.exists() else []
+
+
+def done(tmp_path: Path) -> list[tuple[int, int]]:
+    return [(row["trial"], row["fold"]) for row in rows(tmp_path, "end") if row["status"] == "done"]
+
+
+def assert_each_done_once(tmp_path: Path, num_tasks: int, epochs: int) -> None:
+    ledger = Ledger(tmp_path / "runs" / "small")
+    tasks = ledger.tasks()
+    assert set(tasks["status"]) == {"done"}
+    assert len(tasks) == num_tasks
+    assert sorted(done(tmp_path)) == list(zip(tasks["trial"], tasks["fold"], strict=True))
+    for trial, fold in done(tmp_path):
+        assert list(ledger.history(trial, fold)["epoch"]) == list(range(1, epochs + 1))
 
 
 def wait_until(condition, patience_s: float = 60) -> None:

@@ -10,7 +10,13 @@ import sys
 
 import pytest
 from conftest import ROOT
-from slurm_helpers import SETTINGS, own_cluster, rows, start_of_driver, wait_until  # noqa: F401
+from slurm_helpers import (
+    SETTINGS,
+    assert_each_done_once,
+    own_cluster,  # noqa: F401
+    start_of_driver,  # noqa: F401
+    wait_until,
+)
 
 from workflow.ledger import Ledger
 
@@ -22,34 +28,10 @@ def test_what_it_needs_is_installed():
         assert shutil.which(program), f"{program} is missing: 'make slurm' installs it"
 
 
-def test_a_study_runs_to_its_end(cluster, drive, tmp_path):
-    driver = drive("walltime_min=10")
-    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
-    ledger = Ledger(tmp_path / "runs" / "small")
-    assert set(ledger.tasks()["status"]) == {"done"}
-    assert len(rows(tmp_path, "start")) == len(ledger.tasks())  # nothing was repeated
-    assert cluster.jobs() == []
-
-
 def test_a_study_that_began_on_this_host_goes_on_there(n3lo, drive, study_path, tmp_path):
     assert n3lo(study_path, "--trials", "1", "--set", "cores=2").returncode == 0
     assert drive("walltime_min=10").wait(timeout=180) == 0
-    ledger = Ledger(tmp_path / "runs" / "small")
-    assert set(ledger.tasks()["status"]) == {"done"}
-    assert len(rows(tmp_path, "start")) == len(ledger.tasks())  # nothing was repeated
-
-
-def test_a_cancelled_pilot_is_followed_by_another(cluster, drive, tmp_path):
-    driver = drive("walltime_min=10")
-    wait_until(lambda: rows(tmp_path, "end"))
-    [first] = cluster.jobs()
-    cluster.ask("scancel", first)
-    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
-    ledger = Ledger(tmp_path / "runs" / "small")
-    assert set(ledger.tasks()["status"]) == {"done"}
-    done = [(row["trial"], row["fold"]) for row in rows(tmp_path, "end") if row["status"] == "done"]
-    assert len(done) == len(set(done))
-    assert cluster.jobs() == []
+    assert_each_done_once(tmp_path, num_tasks=6, epochs=2)
 
 
 def test_pilots_of_several_nodes_run_at_once(cluster, drive, edit, tmp_path):
@@ -58,42 +40,6 @@ def test_pilots_of_several_nodes_run_at_once(cluster, drive, edit, tmp_path):
     wait_until(lambda: len(cluster.jobs()) == 2)
     assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
     assert set(Ledger(tmp_path / "runs" / "small").tasks()["status"]) == {"done"}
-
-
-def test_pilots_follow_each_other_where_the_study_takes_longer(cluster, drive, edit, tmp_path):
-    edit("epochs = 2", "epochs = 4000")
-    edit("num_trials = 3", "num_trials = 1")
-    driver = drive("walltime_min=1")
-    assert driver.wait(timeout=400) == 0, (cluster.folder / "out.txt").read_text()
-    ledger = Ledger(tmp_path / "runs" / "small")
-    assert set(ledger.tasks()["status"]) == {"done"}
-    assert {row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"} == {
-        "walltime"
-    }
-    history = ledger.history(trial=0, fold=0)
-    assert list(history["epoch"]) == list(range(1, len(history) + 1))  # none was trained twice
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_driver_that_is_stopped_leaves_no_job(cluster, drive, tmp_path, sent):
-    driver = drive("walltime_min=10")
-    wait_until(lambda: rows(tmp_path, "end"))
-    os.kill(driver.pid, sent)
-    assert driver.wait(timeout=60) == 128 + sent
-    assert cluster.jobs() == []
-
-
-def test_what_a_killed_driver_left_is_cleared_by_the_next(cluster, drive, tmp_path):
-    driver = drive("walltime_min=10")
-    wait_until(lambda: rows(tmp_path, "end"))
-    driver.kill()
-    driver.wait()
-    assert len(cluster.jobs()) == 1
-    driver = drive("walltime_min=10")
-    assert driver.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()
-    ledger = Ledger(tmp_path / "runs" / "small")
-    assert set(ledger.tasks()["status"]) == {"done"}
-    assert cluster.jobs() == []
 
 
 @pytest.fixture
