@@ -24,9 +24,7 @@ OF_QUEUE = (
     *("nodes", "pilots", "account", "interface"),
     *("partition", "qos", "constraint", "queue", "select"),
 )
-
-
-DRIVER_END_S = 60  # before the job's: to end Parsl, and to have another job submitted
+DRIVER_END_S = 60  # before the job's end: to end Parsl, and to have another job submitted
 
 
 class Placed(Batch):
