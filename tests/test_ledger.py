@@ -15,6 +15,7 @@ from apps.contract import Failure, Fingerprint, Objective
 from workflow.ledger import Ledger, session_facts
 from workflow.scores import Scoring
 from workflow.search import Proposal
+from workflow.stop import node_hours
 
 FINGERPRINT = Fingerprint(data="d", model="m", code="c")
 
@@ -299,6 +300,23 @@ def test_where_a_task_ran_is_in_its_row_whether_it_was_done_or_failed(tmp_path):
     assert list(tasks["host"]) == ["n1,n2", "h1"]  # as ranks call it, where they lived to tell
     assert list(tasks["reason"]) == ["signal 9", ""]
     assert set(tasks["begun"]) == {pd.Timestamp(1.5, unit="s", tz="UTC")}
+
+
+def test_what_was_cut_off_has_occupied_its_nodes_too(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.record_trial(Proposal({}, number=0), num_folds=1)
+    of = {"trial": 0, "fold": 0, "key": ""}
+    cut_off = {"status": "failed", "reason": "walltime", "message": "", "folder": ""}
+    result = dataclasses.asdict(make_result(task_of(0, 0), seconds=30.0))
+    for submitted, begun, ended, facts in [
+        (0.0, 100.0, 700.0, cut_off),  # and 100 s in the queue
+        (700.0, None, 800.0, cut_off),  # too late in a pilot to begin
+        (800.0, 900.0, 1000.0, {"status": "done", "result": result, "folder": ""}),
+    ]:
+        ledger._apply({"event": "start", "time": submitted, "attempt": 1, **of})
+        place = {} if begun is None else {"begun": begun}
+        ledger._apply({"event": "end", "time": ended, **of, **facts, **place})
+    assert node_hours(ledger, node_share=0.5) == pytest.approx((600 + 100) * 0.5 / 3600)
 
 
 def test_the_least_time_for_a_task_is_the_longest_start_and_epoch(tmp_path):

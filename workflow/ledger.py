@@ -56,6 +56,7 @@ class TaskState:
     submitted: float = math.nan  # Unix seconds
     begun: float = math.nan
     ended: float = math.nan
+    occupied_s: float = 0.0  # for which all its attempts have had their room, seconds
     job: str = ""  # of the batch system
     nodes: list[str] = field(default_factory=list)
     folder: str = ""  # of its files, relative to the run folder
@@ -276,7 +277,12 @@ class Ledger:
         state.result = row.get("result", {})
         state.job, state.nodes = row.get("job", ""), row.get("nodes", [])
         state.begun = row.get("begun", math.nan)
-        if state.result and state.begun > state.submitted:  # else it is of an earlier attempt
+        ran_now = state.begun > state.submitted  # and not in an earlier attempt, or nowhere
+        if ran_now:
+            state.occupied_s += state.ended - state.begun
+        elif not state.cached:
+            state.occupied_s += state.result.get("seconds", 0.0)
+        if ran_now and state.result:
             self._least_s = max(self._least_s, _least_s(state))
         for node in row.get("nodes", []):
             if row["status"] == "done":
@@ -563,8 +569,11 @@ def _dtype_of(values: list[Any]) -> str:
 
 
 def _forget(trial: TrialState) -> None:
-    """All of the trial's tasks are to be run again; their attempts go on counting."""
-    trial.tasks = {fold: TaskState(attempts=old.attempts) for fold, old in trial.tasks.items()}
+    """All of the trial's tasks are to be run again; what they have cost goes on counting."""
+    trial.tasks = {
+        fold: TaskState(attempts=old.attempts, occupied_s=old.occupied_s)
+        for fold, old in trial.tasks.items()
+    }
 
 
 def _utc(seconds: float) -> pd.Timestamp:

@@ -88,12 +88,7 @@ def _used_up(stop: Stop, ledger: Ledger, node_share: float) -> str | None:
 
 
 def node_hours(ledger: Ledger, node_share: float) -> float:
-    """Of all trainings that ran here, also of those that failed."""
-    seconds = 0.0
-    for trial in ledger.trials_by_number.values():
-        for task in trial.tasks.values():
-            if task.status == "done" and not task.cached:
-                seconds += task.result["seconds"]
-            elif task.status == "failed" and not math.isnan(task.submitted):
-                seconds += task.ended - task.submitted
+    """Of all that was started here, also of what failed or was cut off."""
+    trials = ledger.trials_by_number.values()
+    seconds = sum(task.occupied_s for trial in trials for task in trial.tasks.values())
     return seconds * node_share / 3600
