@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import json
 import importlib.util
 import re
 import subprocess
@@ -252,6 +253,9 @@ def test_a_small_study_from_first_start_to_export(study_path, n3lo, tmp_path):
     # looking at it
     status = n3lo("status", study_path)
     assert "not running; 4 trials; tasks: 8 done" in status.stdout
+    assert json.loads(n3lo("status", study_path, "--json").stdout)["tasks"] == {"done": 8}
+    assert n3lo("show", "t001", study_path).stdout.startswith("t001: done; val_loss ")
+    assert "apps.train" in n3lo("logs", "t001-f0", study_path).stdout
     report = n3lo("report", study_path)
     assert "Best trials" in report.stdout
     assert "core-hours" in report.stdout

@@ -17,7 +17,8 @@ from apps.contract import Failure
 from workflow import scaling
 from workflow.ledger import Ledger, session_facts
 from workflow.plan import largest_shape
-from workflow.report import export, print_report, print_status
+from workflow.look import print_status
+from workflow.report import export, print_report
 from workflow.search import Proposal
 from workflow.study import Study, load
 

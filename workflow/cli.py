@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib.metadata
+import json
 import logging
 import os
 import shlex
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeAlias
@@ -183,6 +185,33 @@ def _driver_option(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _watch_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--watch", action="store_true", help="again and again, as long as a driver is at work"
+    )
+
+
+def _json_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _trial_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("of_trial", metavar="TRIAL", help="such as 3 or t003")
+
+
+def _task_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("task", metavar="TASK", help="such as t003-f1")
+
+
+def _log_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--lines", type=int, default=50, metavar="N", help="so many from its end (default: 50)"
+    )
+    command.add_argument(
+        "--follow", action="store_true", help="and what is added, as long as a driver is at work"
+    )
+
+
 def _trial_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trial",
@@ -293,10 +322,40 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from workflow import console, report, session
+    from workflow import console, look, session
 
-    report.print_status(*session.open_ledger(_study(options), options.runs), console.terminal())
+    read = partial(session.open_ledger, _study(options), options.runs)
+    if options.json:
+        _print_json(look.overview(*read()))
+    elif options.watch:
+        look.watch(read, console.terminal())
+    else:
+        look.print_status(*read(), console.terminal())
     return 0
+
+
+def _show_trial(options: argparse.Namespace) -> int:
+    from workflow import console, look, session
+
+    ledger, _ = session.open_ledger(_study(options), options.runs)
+    number = _trial_number(options.of_trial)
+    if options.json:
+        _print_json(look.trial_facts(ledger, number))
+    else:
+        look.print_trial(ledger, number, console.terminal())
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from workflow import console, look, session
+
+    ledger, _ = session.open_ledger(_study(options), options.runs)
+    look.print_log(ledger, options.task, options.lines, options.follow, console.terminal())
+    return 0
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts, indent=1, allow_nan=False))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -397,7 +456,13 @@ _SITES: dict[str, _Command] = {
 COMMANDS: dict[str, _Command] = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
     "plan": (_plan, "show trials, tasks and launch lines; run nothing", _PLAN),
-    "status": (_status, "how far a study is", _STUDY),
+    "status": (_status, "how far a study is", [*_STUDY, _watch_option, _json_option]),
+    "show": (
+        _show_trial,
+        "all about a trial: its point, its folds, where they ran",
+        [_trial_argument, *_STUDY, _json_option],
+    ),
+    "logs": (_logs, "the log of a task", [_task_argument, *_STUDY, _log_options]),
     "report": (_report, "best trials, failures, scaling, cost", _STUDY),
     "export": (_export, "write the ledger as a table", [*_STUDY, _export_options]),
     "export-model": (

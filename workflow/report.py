@@ -1,4 +1,4 @@
-"""What a ledger says, in words and files: status, report, export."""
+"""What a ledger says, in words and files: report, export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.text import Text
 from apps.contract import N3LOError, Objective, TaskPaths
 from workflow import scaling
 from workflow.console import (
-    best_line,
     by_score,
     score_text,
     short_names,
@@ -23,27 +22,11 @@ from workflow.console import (
     value_text,
 )
 from workflow.ledger import Ledger
-from workflow.runfolder import is_running
 from workflow.scores import Scoring
 from workflow.study import Study
 
 BEST = 10
 MOST_LAYOUTS = 24
-
-
-def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
-    """One screen: how far the study is, and its trials."""
-    running = is_running(ledger.folder)
-    # Without a driver nothing runs: what the ledger has as running was interrupted.
-    statuses = ledger.tasks()["status"].replace({} if running else {"running": "waiting"})
-    counts = statuses.value_counts()
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    state = "running" if running else "not running"
-    out.print(f"{study.name}: {state}; {len(ledger.trials_by_number)} trials; tasks: {said}")
-    best = best_line(ledger, study.search.objective)
-    if best:
-        out.print(best)
-    out.print(trials_table(ledger.trials(), study.data.folds))
 
 
 def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:

@@ -108,7 +108,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         preflight.remember(ready.checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
-        _start_session(ledger, planner, site)
+        _start_session(ledger, planner, site, ready.largest)
         aside = set_aside(ledger, file)
         _forget(rerun or [], ledger, planner, results)
         study = file.study
@@ -415,7 +415,7 @@ def print_recommended(search: Search, file: StudyFile, ledger: Ledger, out: Term
         )
 
 
-def _start_session(ledger: Ledger, planner: Planner, site: Site) -> None:
+def _start_session(ledger: Ledger, planner: Planner, site: Site, largest: Shape) -> None:
     settings = planner.file.study.search
     ledger.record_session(
         **session_facts(
@@ -424,6 +424,7 @@ def _start_session(ledger: Ledger, planner: Planner, site: Site) -> None:
             host=socket.gethostname(),
             pid=os.getpid(),
             site=site.name,
+            node_share=site.node_share(largest),
             study=str(planner.file.path.resolve()),
             method=settings.method,
             options=settings.options,
