@@ -21,7 +21,7 @@ def room(hosts: str, node: dict[str, Any]) -> str:
         [
             'export N3LO_POOL=$(mktemp -d "${TMPDIR:-/tmp}/n3lo-XXXXXXXX")',
             # Moved first: workers that are at their end would write into what is being removed.
-            "trap 'mv \"$N3LO_POOL\" \"$N3LO_POOL.old\" && rm -rf \"$N3LO_POOL.old\"' EXIT",
+            'trap \'mv "$N3LO_POOL" "$N3LO_POOL.old" && rm -rf "$N3LO_POOL.old"\' EXIT',
             f"export N3LO_NODES=$({hosts})",
             '[ -d "$N3LO_POOL" ] && [ -n "$N3LO_NODES" ] || {',
             '    echo "n3lo: no folder for temporary files, or no list of nodes" >&2; exit 1; }',

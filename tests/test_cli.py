@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import json
 import importlib.util
+import json
 import re
 import subprocess
 import sys

@@ -16,8 +16,8 @@ from test_ledger import FINGERPRINT
 from apps.contract import Failure
 from workflow import scaling
 from workflow.ledger import Ledger, session_facts
-from workflow.plan import largest_shape
 from workflow.look import print_status
+from workflow.plan import largest_shape
 from workflow.report import export, print_report
 from workflow.search import Proposal
 from workflow.study import Study, load
