@@ -108,7 +108,7 @@ def test_what_is_asked_of_a_queue_is_no_setting_of_a_job(slurm_job):
         sites.get("inside", {"nodes": "2"})
     assert str(caught.value) == (
         "--set nodes: site 'inside' has no such setting; it knows: walltime_min, cores_per_node, "
-        "gpus_per_node, setup, mpi, memory_gb_per_node, threads_per_core"
+        "gpus_per_node, steps, setup, mpi, memory_gb_per_node, threads_per_core"
     )
 
 
