@@ -72,11 +72,11 @@ def test_a_driver_is_submitted_and_runs_the_study_in_its_job(submit, tmp_path):
 
 
 def test_a_driver_whose_job_ends_too_soon_goes_on_in_another(submit, edit, tmp_path):
-    """An epoch is 2 batches; 400 take more than the 30 s that a job of 2 minutes has for them."""
+    """An epoch is 2 batches; 280 take more than the 30 s that a job of 2 minutes has for them."""
     model = tmp_path / "my_model.py"
     slow = model.read_text().replace("return self", "time.sleep(0.05)\n        return self")
     model.write_text(f"import time\n\n{slow}")
-    edit("epochs = 2", "epochs = 400")
+    edit("epochs = 2", "epochs = 280")
     edit("num_trials = 3", "num_trials = 1")
     edit("folds = 2", "folds = 1")
     submit(walltime_min=2)
