@@ -19,23 +19,18 @@ run: setup
 	$(BIN)/python run_workflow.py "$(STUDY)" --site $(SITE)
 
 # Two files at a time, the longest first (conftest.py): much of each is waiting for programs to start.
-# Those on a Slurm wait for its queue most of the time: they run beside the others.
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slurm"
-SLURM_TESTS := $(BIN)/python -m pytest -m slurm
-SLURM_LOG := $(VENV)/slurm-tests.txt
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ifeq ($(shell id -u),0)
 test: lint slurmctld
-	@echo "the tests on a real Slurm run beside the others: $(SLURM_LOG)"
-	@$(SLURM_TESTS) >$(SLURM_LOG) 2>&1 & slurm=$$!; trap "kill $$slurm" INT TERM; \
-	$(TESTS); others=$$?; wait $$slurm; on_slurm=$$?; cat $(SLURM_LOG); exit $$((others + on_slurm))
+	$(TESTS)
 else
 test: lint
-	$(TESTS)
+	$(TESTS) -m "not slurm"
 	@echo "left out: the tests on a real Slurm, which need root ('sudo make slurm')"
 endif
 
 slurm: setup slurmctld
-	$(SLURM_TESTS)
+	$(BIN)/python -m pytest -m slurm
 
 slurmctld:
 	{ command -v slurmctld && command -v munged; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }

@@ -69,7 +69,7 @@ num_parallel = 2
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long first: one that came last would keep one process busy alone."""
-    marks = ("campaign", "mpi")
+    marks = ("slurm", "campaign", "mpi")
     items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
 
 

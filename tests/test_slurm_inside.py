@@ -61,16 +61,6 @@ def test_a_study_runs_in_the_job_around_its_driver(cluster, command, tmp_path):
     assert tasks["job"].nunique() == 1
 
 
-def test_a_driver_is_submitted_and_runs_the_study_in_its_job(submit, tmp_path):
-    said = submit(walltime_min=10)
-    [output] = output_of_jobs(tmp_path)
-    assert "best trial t" in output
-    tasks = Ledger(tmp_path / "runs" / "small").tasks()
-    assert set(tasks["status"]) == {"done"}
-    [job] = tasks["job"].unique()
-    assert f"job {job} was submitted to Slurm" in said
-
-
 def test_a_driver_whose_job_ends_too_soon_goes_on_in_another(submit, edit, tmp_path):
     """An epoch is 2 batches; 280 take more than the 30 s that a job of 2 minutes has for them."""
     model = tmp_path / "my_model.py"
@@ -79,13 +69,15 @@ def test_a_driver_whose_job_ends_too_soon_goes_on_in_another(submit, edit, tmp_p
     edit("epochs = 2", "epochs = 280")
     edit("num_trials = 3", "num_trials = 1")
     edit("folds = 2", "folds = 1")
-    submit(walltime_min=2)
+    said = submit(walltime_min=2)
     *others, last = output_of_jobs(tmp_path)
     assert others
     for output in others:
         assert "the job ends; 1 task cut off; the same command goes on in another" in output
         assert output.splitlines()[-1].endswith("goes on with the study")
     assert "best trial t" in last
+    first = min(rows(tmp_path, "end"), key=lambda row: row["time"])["job"]
+    assert f"job {first} was submitted to Slurm" in said
     ledger = Ledger(tmp_path / "runs" / "small")
     assert set(ledger.tasks()["status"]) == {"done"}
     failed = [row["reason"] for row in rows(tmp_path, "end") if row["status"] == "failed"]
