@@ -21,10 +21,10 @@ run: setup
 # Two files at a time, the longest first (conftest.py): much of each is waiting for programs to start.
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ifeq ($(shell id -u),0)
-test: lint slurmctld
+test: setup lint slurmctld
 	$(TESTS)
 else
-test: lint
+test: setup lint
 	$(TESTS) -m "not slurm"
 	@echo "left out: the tests on a real Slurm, which need root ('sudo make slurm')"
 endif
@@ -35,7 +35,7 @@ slurm: setup slurmctld
 slurmctld:
 	{ command -v slurmctld && command -v munged; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }
 
-lint: setup
+lint: $(VENV)/.python-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
