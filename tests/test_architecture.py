@@ -98,6 +98,14 @@ def test_the_driver_starts_without_the_libraries_of_the_ranks():
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
+def test_of_the_machines_only_the_chosen_one_is_loaded():
+    code = (
+        "import sys; from workflow import cli; cli.get('local', {});"
+        "assert not {'sites.slurm', 'sites.lsf', 'sites.pbs', 'sites.inside'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
 def test_the_import_packages_are_this_checkout():
     """Their names are generic; another distribution could shadow them."""
     for package in (workflow, apps, sites):

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sites.base import Site
 from sites.launchers import Shape
 from sites.settings import settings_of
 from workflow import cli, plan
+from workflow.runfolder import flat
 from workflow.study import StudyFile, load
 
 PAGES = ROOT / "docs/sites"
@@ -103,14 +104,6 @@ def study_of(name: str, options: argparse.Namespace) -> StudyFile:
     values = dict(flat(changed.get(options.study.stem, {})))
     assert values or (ROOT / options.study).exists(), options.study
     return load(MODEL if values else ROOT / options.study, values)
-
-
-def flat(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def site_of(options: argparse.Namespace) -> Site:

@@ -17,13 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from apps.contract import VERSION, N3LOError, Plain
-from sites import get, inside
+from sites import get
 from sites.base import Site, SiteError, threads
-from sites.batch import Batch
 from sites.settings import user_folder
+
+if TYPE_CHECKING:
+    from sites.batch import Batch
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -274,6 +276,7 @@ def _rerun(options: argparse.Namespace) -> int:
 
 def _drive(options: argparse.Namespace, rerun: list[int]) -> int:
     """Run a study here, or have a job run it."""
+    from sites import inside  # with the files of all batch systems
     from workflow import driverjob, session
 
     file = _study(options)
@@ -292,6 +295,8 @@ def _drive(options: argparse.Namespace, rerun: list[int]) -> int:
 
 def _queue(*where: Any) -> Batch:
     """The site in whose queue jobs wait."""
+    from sites.batch import Batch
+
     site = get(*where)
     assert isinstance(site, Batch)  # or `inside.around` has complained
     return site

@@ -75,8 +75,8 @@ def _check_name(folder: Path) -> None:
 
 
 def _check_same_study(copy: Path, file: StudyFile) -> None:
-    there = dict(_flat(dataclasses.asdict(load(copy).study)))  # with defaults, spelt out or not
-    here = dict(_flat(dataclasses.asdict(file.study)))
+    there = dict(flat(dataclasses.asdict(load(copy).study)))  # with defaults, spelt out or not
+    here = dict(flat(dataclasses.asdict(file.study)))
     searched = {*file.study.search.space, *load(copy).study.search.space}  # trials have their own
     for key in [*here, *there]:
         may_change = key.startswith(MAY_CHANGE) or key in searched
@@ -88,10 +88,11 @@ def _check_same_study(copy: Path, file: StudyFile) -> None:
             )
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a study, by their dotted paths."""
     for key, value in content.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
