@@ -130,7 +130,7 @@ def test_a_finished_training_leaves_history_weights_and_result(tmp_path):
     assert (result.start_epoch, result.epochs) == (0, 3)
     assert 0 < result.inference_us * 3 * result.num_val < 1e6 * result.seconds
     assert sorted(each.name for each in paths.folder.iterdir()) == [
-        "history.jsonl", "result.json", "task.json", "weights.pt",
+        "begun", "history.jsonl", "result.json", "task.json", "weights.pt",
     ]  # fmt: skip
 
 
