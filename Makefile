@@ -1,5 +1,5 @@
 # One command each: `make run` sets up and runs the main job, `make test` sets up and runs the tests.
-# Those on a real Slurm need root, and Debian or Ubuntu to install it; `make slurm` runs them alone.
+# Those on a real Slurm, and those in a browser, need root, and Debian or Ubuntu, to install it.
 #
 #   PYTHON=python3.12 make setup     another interpreter (3.11 or newer)
 #   STUDY=my.toml make run           another study
@@ -11,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: setup run test slurm slurmctld lint bench clean
+.PHONY: setup run test slurm browser programs lint bench clean
 
 setup: $(VENV)/.n3lo-installed
 
@@ -21,19 +21,23 @@ run: setup
 # Two files at a time, the longest first (conftest.py): much of each is waiting for programs to start.
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ifeq ($(shell id -u),0)
-test: setup lint slurmctld
+test: setup lint programs
 	$(TESTS)
 else
 test: setup lint
-	$(TESTS) -m "not slurm"
-	@echo "left out: the tests on a real Slurm, which need root ('sudo make slurm')"
+	$(TESTS) -m "not slurm and not browser"
+	@echo "left out: the tests on a real Slurm ('sudo make slurm') and in Chromium ('make browser')"
 endif
 
-slurm: setup slurmctld
+slurm: setup programs
 	$(BIN)/python -m pytest -m slurm
 
-slurmctld:
-	{ command -v slurmctld && command -v munged; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge libpmix-dev >/dev/null; }
+browser: setup
+	$(BIN)/python -m pytest -m browser
+
+APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
+programs:
+	{ command -v slurmctld && command -v munged && command -v chromium; } >/dev/null || { apt-get update -qq && $(APT) slurm-wlm munge libpmix-dev >/dev/null && $(APT) --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
 lint: $(VENV)/.python-installed
 	$(BIN)/ruff check .
@@ -51,7 +55,7 @@ $(VENV)/.python-installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "N3LO needs Python 3.11 or newer: PYTHON=python3.12 make setup")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel 'cmake<4'
-	$(PIP) --editable '.[mpi,dev]'
+	$(PIP) --editable '.[run,mpi,dev]'
 	touch $@
 
 $(VENV)/.n3lo-installed: $(VENV)/.python-installed install_horovod.sh

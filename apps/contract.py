@@ -285,6 +285,7 @@ class Training(Section):
     max_minutes: float | None = None  # of training; ends after the epoch that passes it
     select: Literal["best", "last"] = "best"  # the epoch whose weights and fom are kept
     lanes: int | None = None  # read in the order of this many ranks; None = as many as there are
+    tensorboard: bool = False  # write each epoch for TensorBoard too, in the task's folder
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
@@ -511,9 +512,9 @@ class TrainTask:
     def key(self) -> str:
         """Hash of all that can change the result.
 
-        Not in it: names, places and limits (study, trial number, file paths, time limits, memory).
-        The contents of the files are in it through the fingerprint, and an earlier task's state
-        through that task's key.
+        Not in it: names, places and limits (study, trial number, file paths, time limits, memory),
+        and what is only looked at (TensorBoard). The contents of the files are in it through the
+        fingerprint, and an earlier task's state through that task's key.
         """
         content = dataclasses.asdict(self)
         for name in ("study", "trial"):
@@ -521,6 +522,7 @@ class TrainTask:
         for name in ("files", "memory_gb", "cache", "copy_command"):
             del content["data"][name]
         content["model"]["source"] = self.model.source.rpartition("/")[2]
+        del content["training"]["tensorboard"]
         del content["layout"]["walltime_min"]
         if content["start"] is not None:
             del content["start"]["folder"]
@@ -628,6 +630,11 @@ class TaskPaths:
     def history(self) -> Path:
         """JSON lines, one an epoch: epoch, loss, val_loss, metrics, lr, seconds."""
         return self.folder / "history.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files, one an attempt; see `apps.tensorboard`."""
+        return self.folder / "tensorboard"
 
     @property
     def checkpoint(self) -> Path:

@@ -55,6 +55,7 @@ from apps.history import (
     stop_reason,
 )
 from apps.staging import stage
+from apps.tensorboard import begin_events, scalars, write_events
 from apps.topology import Topology
 
 PR_SET_PDEATHSIG = 1
@@ -125,6 +126,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         strategy.load_own_state(own)
     if topology.is_first:
         write_text(paths.history, "".join(json.dumps(row) + "\n" for row in rows))
+        if training.tensorboard:
+            events = begin_events(paths.tensorboard, start_epoch + len(rows) + 1)
 
     stopped = stop_reason(training, rows)
     while stopped is None:
@@ -172,6 +175,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         own_states = topology.gather(checkpoint.on_host(strategy.own_state()))
         if topology.is_first:
             append_json_line(paths.history, row)
+            if training.tensorboard:
+                write_events(events, [scalars(row, time.time())])
             if selected_row(task, rows) is row:
                 weights = experiment.weights(checkpoint.copied(states["networks"]))
                 checkpoint.save(paths.weights, weights)

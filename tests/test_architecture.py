@@ -19,6 +19,9 @@ OURS = {"workflow", "apps", "sites"}
 STANDARD = sys.stdlib_module_names
 DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "rich", "psutil"}
 SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
+# What it writes for them is imported by who asks for it; the event files are as a training's.
+EXPORTS = {"h5py", "optuna", "mlflow", "sqlalchemy", "tensorboard", "apps.tensorboard"}
+NOTEBOOK = {"plotly", "ipywidgets", "anywidget", "itables", "traitlets"}
 PHYSICS = {"scipy", "sklearn"}
 RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer", "onnxruntime"}
 
@@ -46,6 +49,7 @@ def allowed(path: Path) -> set[str]:
         "apps/scout.py": {"apps", "apps.contract", "apps.launch"},
         "apps/rules.py": {"apps.contract"},
         "apps/staging.py": {"apps.contract"},
+        "apps/tensorboard.py": {"tensorboard"},
         "apps/physics/figures.py": {"apps", "numpy", "matplotlib"},
         "sites/launchers.py": set(),
     }
@@ -53,12 +57,16 @@ def allowed(path: Path) -> set[str]:
         return special[str(inside)]
     folder = inside.parts[0]
     if folder == "workflow":
-        search = SEARCH if inside.parts[1] == "search" else set()
+        of_part = {
+            **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}},
+            **{"page.py": {"plotly"}, "monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
+            "tables.py": {"pyarrow"},
+        }
         return (
             {"workflow", "sites", "apps"}
             | {"apps.contract", "apps.launch", "apps.rules", "apps.scout", "apps.staging"}
             | DRIVER
-            | search
+            | of_part.get(inside.parts[1], set())
         )
     physics = PHYSICS if "physics" in inside.parts else set()
     return {"sites": {"sites", "parsl"}, "apps": {"apps"} | RANKS | physics}[folder]
@@ -93,7 +101,9 @@ def test_the_preflight_does_without_mpi():
 def test_the_driver_starts_without_the_libraries_of_the_ranks():
     code = (
         "import sys, workflow.session, workflow.cli;"
-        "assert not {'torch', 'mpi4py', 'h5py', 'horovod', 'skopt', 'optuna'} & set(sys.modules)"
+        "import workflow.exports;"
+        "assert not {'torch', 'mpi4py', 'h5py', 'horovod', 'skopt', 'optuna'} & set(sys.modules);"
+        "assert not {'mlflow', 'sqlalchemy', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 

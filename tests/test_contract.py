@@ -58,8 +58,11 @@ SAME_RESULT = [
     {"model": Model(source="/scratch/my_model.py:Tagger", args={"width": 4})},
     {"data": Data(files=["/b.h5"], inputs="x", targets={"label": "y"}, folds=3, memory_gb=9)},
     {"layout": Layout(num_workers=2, walltime_min=1.0)},
+    {"training": Training(
+        early_stopping=EarlyStopping(patience=2), clip_norm=1.0, tensorboard=True
+    )},
     {"start": Start(key="p", folder="/scratch/t009-f1")},
-]
+]  # fmt: skip
 OTHER_RESULT = [
     {"fold": 2},
     {"seed": 9},

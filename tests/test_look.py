@@ -118,7 +118,7 @@ def test_of_many_trials_a_status_shows_the_best(ledger, study, capsys):
 def test_a_watch_ends_with_the_driver(ledger, study, driver, capsys, monkeypatch):
     monkeypatch.setattr(look, "REFRESH_S", 0.02)
     threading.Timer(0.3, driver.set).start()
-    look.watch(lambda: (Ledger(ledger.folder), study), terminal())
+    look.watch(ledger, study, terminal())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("small: running; 2 trials; tasks: 2 done, 1 failed, 1 running")
     assert lines[-1].startswith("small: not running;")
@@ -165,10 +165,12 @@ def test_a_log_is_followed_as_long_as_a_driver_is_at_work(ledger, driver, capsys
     [
         ("x", "'x': write the task as t003-f1, which is fold 1 of trial 3"),
         ("t009-f0", "t009-f0: there is no such task in"),
-        ("t000-f0", "t000-f0: it has not begun, and has no log yet"),
+        ("t000-f0", "t000-f0: its log is gone, or was not copied"),
+        ("t002-f0", "t002-f0: it has no log yet"),
     ],
 )
 def test_a_log_that_is_not_there_is_told(ledger, task, reason):
+    ledger.record_trial(Proposal({"training.optimizer.lr": 0.1}, number=2), num_folds=2)
     with pytest.raises(N3LOError) as caught:
         look.log_of(ledger, task)
     assert str(caught.value).startswith(reason)

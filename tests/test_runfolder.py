@@ -24,6 +24,17 @@ def test_the_study_is_copied_into_its_folder_and_stays(study_path, edit, tmp_pat
     assert (tmp_path / "run" / "study.toml").read_text() == text
 
 
+@pytest.mark.parametrize("budgets", [[3, 9], [3, 9, 3], [3, 9, 12]])
+def test_who_looks_at_a_run_sees_the_study_as_the_last_start_had_it(
+    study_path, edit, tmp_path, budgets
+):
+    for before, now in zip([3, *budgets], budgets, strict=False):
+        edit(f"num_trials = {before}", f"num_trials = {now}")
+        with runfolder.opened(tmp_path / "run", load(study_path)):
+            pass
+    assert runfolder.study_of(tmp_path / "run").text == study_path.read_text()
+
+
 def test_the_folder_of_another_study_is_refused(study_path, edit, tmp_path):
     folder = tmp_path / "run"
     with runfolder.opened(folder, load(study_path)):

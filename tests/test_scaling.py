@@ -15,10 +15,11 @@ from test_ledger import FINGERPRINT
 
 from apps.contract import Failure
 from workflow import scaling
+from workflow.exports.files import write_tables
 from workflow.ledger import Ledger, session_facts
 from workflow.look import print_status
 from workflow.plan import largest_shape
-from workflow.report import export, print_report
+from workflow.report import print_report
 from workflow.search import Proposal
 from workflow.study import Study, load
 
@@ -214,7 +215,7 @@ def report_of(ledger: Ledger, study: Study) -> str:
     screen = io.StringIO()
     out = Terminal(file=screen, width=200, markup=False, highlight=False)
     print_status(ledger, study, out)
-    export(ledger, "tasks", ledger.folder / "tasks.csv")
+    write_tables(ledger, ledger.folder / "tasks.csv")
     print_report(ledger, study, out)
     return re.sub(" +", " ", screen.getvalue().partition("Best trials")[2])
 

@@ -14,15 +14,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from apps.contract import VERSION, N3LOError, Plain
+from apps.contract import VERSION, N3LOError, Plain, write_text
 from sites import get
 from sites.base import Site, SiteError, threads
 from sites.settings import user_folder
+from workflow import extras
 
 if TYPE_CHECKING:
     from sites.batch import Batch
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(options)
     except (N3LOError, SiteError) as error:
         return _say(str(error), USER_ERROR)
+    except ModuleNotFoundError as error:
+        missing = extras.remedy(error)
+        return _internal_error() if missing is None else _say(missing, USER_ERROR)
     except KeyboardInterrupt:
         return _say("interrupted; the same command goes on from here", INTERRUPTED)
     except _Terminated:
@@ -122,15 +126,19 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, _Comma
             argument(command)
 
 
-def _study_argument(command: argparse.ArgumentParser) -> None:
+def _study_argument(command: argparse.ArgumentParser, others: str = "") -> None:
     command.add_argument(
         "study",
         nargs="?",
         type=Path,
         default=DEFAULT_STUDY,
         metavar="STUDY",
-        help="a study file (default: studies/jets.toml)",
+        help=f"a study file (default: studies/jets.toml){others}",
     )
+
+
+def _started_argument(command: argparse.ArgumentParser) -> None:
+    _study_argument(command, ", or a run folder, also one that was copied and renamed")
 
 
 def _runs_option(command: argparse.ArgumentParser) -> None:
@@ -214,6 +222,22 @@ def _log_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _report_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--to", type=Path, metavar="FILE", help="the page (default: report.html in the run folder)"
+    )
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="a summary as Markdown")
+    command.add_argument("--figures", type=Path, metavar="FOLDER", help="the figures for a paper")
+    command.add_argument(
+        "--format", choices=["pdf", "png", "svg"], default="pdf", help="of figures (default: pdf)"
+    )
+
+
+def _compare_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    command.add_argument("--to", type=Path, metavar="FILE", help="also as a page, with a figure")
+
+
 def _trial_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trial",
@@ -226,9 +250,23 @@ def _trial_options(command: argparse.ArgumentParser) -> None:
 
 def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--to", type=Path, required=True, metavar="FILE", help="a .csv or .parquet file"
+        "--to",
+        required=True,
+        metavar="FILE",
+        help="a .csv, .parquet, .h5 or .sqlite file; with --as, an SQLite file, a folder "
+        "(tensorboard), or the address of a server (mlflow)",
     )
-    command.add_argument("--table", choices=["tasks", "trials"], default="tasks")
+    command.add_argument(
+        "--table",
+        choices=["tasks", "trials", "history", "attempts"],
+        help="this one only (default: all, or the tasks where a file holds one)",
+    )
+    command.add_argument(
+        "--as",
+        dest="tracker",
+        choices=["optuna", "mlflow", "tensorboard"],
+        help="for one of these programs, not as tables",
+    )
 
 
 def _task_options(command: argparse.ArgumentParser) -> None:
@@ -329,20 +367,20 @@ def _plan(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from workflow import console, look, session
 
-    read = partial(session.open_ledger, _study(options), options.runs)
+    ledger, file = session.open_ledger(options.study, options.runs)
     if options.json:
-        _print_json(look.overview(*read()))
+        _print_json(look.overview(ledger, file.study))
     elif options.watch:
-        look.watch(read, console.terminal())
+        look.watch(ledger, file.study, console.terminal())
     else:
-        look.print_status(*read(), console.terminal())
+        look.print_status(ledger, file.study, console.terminal())
     return 0
 
 
 def _show_trial(options: argparse.Namespace) -> int:
     from workflow import console, look, session
 
-    ledger, _ = session.open_ledger(_study(options), options.runs)
+    ledger, _ = session.open_ledger(options.study, options.runs)
     number = _trial_number(options.of_trial)
     if options.json:
         _print_json(look.trial_facts(ledger, number))
@@ -354,7 +392,7 @@ def _show_trial(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     from workflow import console, look, session
 
-    ledger, _ = session.open_ledger(_study(options), options.runs)
+    ledger, _ = session.open_ledger(options.study, options.runs)
     look.print_log(ledger, options.task, options.lines, options.follow, console.terminal())
     return 0
 
@@ -364,20 +402,49 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from workflow import console, report, session
+    from workflow import console, page, report, session
+    from workflow.view import View
 
-    file, out = _study(options), console.terminal()
-    ledger, study = session.open_ledger(file, options.runs)
-    report.print_report(ledger, study, out)
-    session.print_recommended(session.make_search(file), file, ledger, out)
+    ledger, file = session.open_ledger(options.study, options.runs)
+    out = console.terminal()
+    report.print_report(ledger, file.study, out)
+    # Without a search, as where its library is not installed, the best score is all there is.
+    with suppress(N3LOError):
+        session.print_recommended(session.make_search(file), file, ledger, out)
+    view = View(ledger.folder)
+    path = options.to or ledger.folder / "report.html"
+    page.write_page(view, path)
+    written = [path]
+    if options.markdown is not None:
+        write_text(options.markdown, page.markdown(view))
+        written.append(options.markdown)
+    if options.figures is not None:
+        written += page.write_figures(page.figures(view), options.figures, options.format)
+    out.print("\nWritten", style="bold")
+    for path in written:
+        out.print(str(path), soft_wrap=True)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from workflow import compare, console, page, report
+    from workflow.view import View
+
+    views = [View(folder) for folder in options.folders]
+    compare.check_same_goal(views)
+    out = console.terminal()
+    out.print(report.plain_table(compare.table(views)))
+    if options.to is not None:
+        page.write_comparison(views, options.to)
+        out.print(str(options.to), soft_wrap=True)
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
-    from workflow import report, session
+    from workflow import exports, session
 
-    ledger, _ = session.open_ledger(_study(options), options.runs)
-    report.export(ledger, options.table, options.to)
+    ledger, file = session.open_ledger(options.study, options.runs)
+    exports.export(ledger, file, options.to, options.tracker, options.table)
     print(options.to)
     return 0
 
@@ -398,8 +465,8 @@ def _generate(options: argparse.Namespace) -> int:
 def _ensemble(options: argparse.Namespace) -> int:
     from workflow import session, trained
 
-    ledger, study = session.open_ledger(_study(options), options.runs)
-    folders_by_trial = trained.best_folders(ledger, study, options.best)
+    ledger, file = session.open_ledger(options.study, options.runs)
+    folders_by_trial = trained.best_folders(ledger, file.study, options.best)
     if len(folders_by_trial) < options.best:
         found = len(folders_by_trial)
         print(f"--best {options.best}: only {found} finished all folds", flush=True)
@@ -414,9 +481,9 @@ def _use(options: argparse.Namespace, program: str, words: list[str]) -> int:
     """Run a program of `apps` on a finished task."""
     from workflow import session, trained
 
-    ledger, study = session.open_ledger(_study(options), options.runs)
+    ledger, file = session.open_ledger(options.study, options.runs)
     trial = None if options.trial is None else _trial_number(options.trial)
-    folder = trained.folder_of(ledger, study, trial, options.fold)
+    folder = trained.folder_of(ledger, file.study, trial, options.fold)
     trained.run_program(program, [str(folder), str(options.to), *words])
     return 0
 
@@ -442,8 +509,8 @@ def _check_site(options: argparse.Namespace) -> int:
     return sitecheck.check(_site(options), options.runs)
 
 
-_STUDY = [_study_argument, _runs_option]
-_PLAN = [*_STUDY, _site_option, _set_option, _budget_options]
+_STARTED = [_started_argument, _runs_option]
+_PLAN = [_study_argument, _runs_option, _site_option, _set_option, _budget_options]
 _RUN = [*_PLAN, _driver_option]
 _SITES: dict[str, _Command] = {
     "list": (_list_sites, "all sites; those whose programs are found here", [_beside_option]),
@@ -461,29 +528,38 @@ _SITES: dict[str, _Command] = {
 COMMANDS: dict[str, _Command] = {
     "run": (_run, "run a study, or go on with it (the default)", _RUN),
     "plan": (_plan, "show trials, tasks and launch lines; run nothing", _PLAN),
-    "status": (_status, "how far a study is", [*_STUDY, _watch_option, _json_option]),
+    "status": (_status, "how far a study is", [*_STARTED, _watch_option, _json_option]),
     "show": (
         _show_trial,
         "all about a trial: its point, its folds, where they ran",
-        [_trial_argument, *_STUDY, _json_option],
+        [_trial_argument, *_STARTED, _json_option],
     ),
-    "logs": (_logs, "the log of a task", [_task_argument, *_STUDY, _log_options]),
-    "report": (_report, "best trials, failures, scaling, cost", _STUDY),
-    "export": (_export, "write the ledger as a table", [*_STUDY, _export_options]),
+    "logs": (_logs, "the log of a task", [_task_argument, *_STARTED, _log_options]),
+    "report": (
+        _report,
+        "best trials, failures, scaling, cost; the same and figures as a page",
+        [*_STARTED, _report_options],
+    ),
+    "compare": (_compare, "several runs beside each other", [_compare_options]),
+    "export": (
+        _export,
+        "write the ledger as tables, or for Optuna, MLflow or TensorBoard",
+        [*_STARTED, _export_options],
+    ),
     "export-model": (
         _export_model,
         "write a trained network as .onnx or .pt2 (torch.export)",
-        [*_STUDY, _task_options, _network_options],
+        [*_STARTED, _task_options, _network_options],
     ),
     "generate": (
         _generate,
         "write showers of a trained generator as HDF5",
-        [*_STUDY, _task_options, _generate_options],
+        [*_STARTED, _task_options, _generate_options],
     ),
     "ensemble": (
         _ensemble,
         "average what the best trials give, and see what that gains",
-        [*_STUDY, _ensemble_options],
+        [*_STARTED, _ensemble_options],
     ),
     "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
     "sites": (_SITES, "the machines that studies can run on", []),
@@ -494,11 +570,8 @@ def _study(options: argparse.Namespace):  # type: ignore[no-untyped-def]  # Stud
     from workflow.study import load
 
     wanted = {"search.num_trials": "trials", "search.num_parallel": "parallel"}
-    overrides: dict[str, Plain] = {
-        key: getattr(options, option)
-        for key, option in wanted.items()
-        if getattr(options, option, None) is not None
-    }
+    given: dict[str, Plain] = {key: getattr(options, option) for key, option in wanted.items()}
+    overrides = {key: value for key, value in given.items() if value is not None}
     return load(options.study, overrides)
 
 
@@ -534,8 +607,8 @@ def _require_installed() -> None:
         importlib.metadata.distribution("n3lo")
     except importlib.metadata.PackageNotFoundError:
         raise N3LOError(
-            f"n3lo is not installed in {sys.prefix}: type 'make setup', or 'pip install -e .' in "
-            f"an environment of yours"
+            f"n3lo is not installed in {sys.prefix}: type 'make setup', or "
+            f"'pip install -e \".[run]\"' in an environment of yours"
         ) from None
 
 

@@ -23,7 +23,7 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
     Raises:
         N3LOError, SiteError: something is wrong that the user can mend; nothing was submitted.
     """
-    session.require_horovod(file)
+    session.require_libraries(file)
     site.check()
     session.prepared(file, site, runs)  # here somebody reads what is wrong, and there is a network
     folder = runs / file.study.name

@@ -13,10 +13,11 @@ Events, one a line:
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -27,13 +28,15 @@ import pandas as pd
 from apps.contract import (
     Failure,
     Fingerprint,
+    N3LOError,
     Start,
+    TaskPaths,
     TrainTask,
     append_json_line,
-    read_json_lines,
 )
+from workflow import tables
 from workflow.folds import FoldModel
-from workflow.scores import Scoring, mean_and_spread, pareto_front
+from workflow.scores import Scoring, mean_and_spread
 from workflow.search.base import Observation, Proposal
 from workflow.space import Point
 
@@ -61,6 +64,23 @@ class TaskState:
     nodes: list[str] = field(default_factory=list)
     folder: str = ""  # of its files, relative to the run folder
     result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Attempt:
+    """One start of a task, and what became of it."""
+
+    trial: int
+    fold: int
+    attempt: int  # from 1
+    submitted: float  # Unix seconds, as the others
+    begun: float = math.nan
+    ended: float = math.nan
+    status: str = "running"  # done, failed, lost
+    reason: str = ""
+    message: str = ""
+    job: str = ""
+    nodes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -125,13 +145,40 @@ class Ledger:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / NAME
+        self._forget_all()
+        self.refresh()
+
+    def _forget_all(self) -> None:
         self.sessions: list[dict[str, Any]] = []
         self.trials_by_number: dict[int, TrialState] = {}
-        self._spans: list[tuple[float, float]] = []  # first and last row of each session
+        self.attempts_made: list[Attempt] = []
+        self.spans: list[tuple[float, float]] = []  # first and last row of each session, Unix s
         self._failed_on: dict[str, set[tuple[int, int]]] = {}  # tasks, since one was done there
         self._least_s = 0.0
-        for row in read_json_lines(self.path):
+        self._last_attempts: dict[tuple[int, int], Attempt] = {}
+        self._num_read = 0  # bytes of the file
+
+    def refresh(self) -> bool:
+        """Read what a driver has added; return whether there was anything."""
+        try:
+            with open(self.path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < self._num_read:  # another ledger took its place
+                    self._forget_all()
+                file.seek(self._num_read)
+                added = file.read()
+        except FileNotFoundError:
+            return False
+        rows = []
+        for line in added.splitlines(keepends=True):
+            row = _row(line)
+            if row is None and not line.endswith(b"\n"):
+                break  # it is being written
+            self._num_read += len(line)
+            if row is not None:
+                rows.append(row)
+        for row in rows:
             self._apply(row)
+        return bool(rows)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -220,13 +267,14 @@ class Ledger:
     def _record(self, event: str, **facts: Any) -> None:
         row = {"event": event, "time": time.time(), **facts}
         append_json_line(self.path, row)
+        self._num_read = self.path.stat().st_size
         self._apply(row)
 
     # -- replaying ---------------------------------------------------------------------------
 
     def _apply(self, row: dict[str, Any]) -> None:
-        if self._spans and row.get("event") != "session":
-            self._spans[-1] = (self._spans[-1][0], row.get("time", 0.0))
+        if self.spans and row.get("event") != "session":
+            self.spans[-1] = (self.spans[-1][0], row.get("time", 0.0))
         handler = getattr(self, f"_apply_{row.get('event')}", None)
         if handler is not None:  # an event of a later version is passed over
             handler(row)
@@ -235,13 +283,17 @@ class Ledger:
         if self.sessions and self.sessions[-1]["fingerprint"] != row["fingerprint"]:
             for trial in self.trials_by_number.values():
                 _forget(trial)
+        for attempt in self._last_attempts.values():
+            attempt.status = "lost"
+            attempt.ended = self.spans[-1][1] if self.spans else math.nan
+        self._last_attempts.clear()
         for trial in self.trials_by_number.values():
             trial.aside = False
             for state in trial.tasks.values():
                 if state.status == "running":  # its driver is gone
                     state.status, state.reason = "waiting", "driver_lost"
         self.sessions.append(row)
-        self._spans.append((row["time"], row["time"]))
+        self.spans.append((row["time"], row["time"]))
 
     def _apply_trial(self, row: dict[str, Any]) -> None:
         number = row["trial"]
@@ -268,6 +320,9 @@ class Ledger:
         state.key, state.attempts = row["key"], row["attempt"]
         state.status, state.reason, state.message = "running", "", ""
         state.submitted, state.begun, state.ended = row["time"], math.nan, math.nan
+        task = row["trial"], row["fold"]
+        self._last_attempts[task] = Attempt(*task, row["attempt"], row["time"])
+        self.attempts_made.append(self._last_attempts[task])
 
     def _apply_end(self, row: dict[str, Any]) -> None:
         state = self._state(row)
@@ -277,6 +332,10 @@ class Ledger:
         state.result = row.get("result", {})
         state.job, state.nodes = row.get("job", ""), row.get("nodes", [])
         state.begun = row.get("begun", math.nan)
+        attempt = self._last_attempts.pop((row["trial"], row["fold"]), None)
+        if attempt is not None:
+            for name in ("status", "reason", "message", "job", "nodes", "begun", "ended"):
+                setattr(attempt, name, getattr(state, name))
         ran_now = state.begun > state.submitted  # and not in an earlier attempt, or nowhere
         if ran_now:
             state.occupied_s += state.ended - state.begun
@@ -376,7 +435,7 @@ class Ledger:
 
     def hours(self) -> float:
         """For which drivers were at work on this study, all sessions together."""
-        return sum(last - first for first, last in self._spans) / 3600
+        return sum(last - first for first, last in self.spans) / 3600
 
     def relative(self, folder: Path) -> str:
         """A task's folder, relative to the run folder."""
@@ -387,112 +446,48 @@ class Ledger:
         return Fingerprint(**self.sessions[-1]["fingerprint"]) if self.sessions else None
 
     def tasks(self) -> pd.DataFrame:
-        """One row a (trial, fold), sorted by them; the columns are documented in the README."""
-        return _table(list(self._task_rows()), self._task_columns())
+        """One row a (trial, fold), sorted by them; docs/ledger.md has the columns.
+
+        Raises:
+            N3LOError: there is no ledger. So do the other tables.
+        """
+        self._require()
+        return tables.tasks(self.trials_by_number)
 
     def trials(self) -> pd.DataFrame:
-        """One row a trial; the columns are documented in the README."""
-        return _table(self._trial_rows(), self._trial_columns())
+        """One row a trial."""
+        self._require()
+        return tables.trials(self.trials_by_number, self.scoring)
 
-    def history(self, trial: int, fold: int) -> pd.DataFrame:
-        """One row an epoch of one task: losses, metrics, lr, and what its seconds went into."""
+    def attempts(self) -> pd.DataFrame:
+        """One row an attempt at a task, in the order of their starts."""
+        self._require()
+        return tables.attempts(self.attempts_made)
+
+    def history(self, trial: int | None = None, fold: int | None = None) -> pd.DataFrame:
+        """One row an epoch of each task: losses, metrics, lr, and what its seconds went into.
+
+        Args:
+            trial, fold: of these alone.
+        """
+        self._require()
+        return tables.histories(
+            {
+                (number, part): self.files_of(number, part).history
+                for number, state in sorted(self.trials_by_number.items())
+                for part in sorted(state.tasks)
+                if trial in (None, number) and fold in (None, part)
+            }
+        )
+
+    def files_of(self, trial: int, fold: int) -> TaskPaths:
+        """The files of a task, wherever they are: those of another study if it was cached."""
         state = self.trials_by_number[trial].tasks[fold]
-        folder = self.folder / (state.folder or f"t{trial:03d}-f{fold}")
-        return pd.DataFrame(read_json_lines(folder / "history.jsonl"))
+        return TaskPaths(self.folder / (state.folder or f"t{trial:03d}-f{fold}"))
 
-    def _parameters(self) -> list[str]:
-        names: dict[str, None] = {}
-        for trial in self.trials_by_number.values():
-            names.update(dict.fromkeys(trial.point))
-        return list(names)
-
-    def _metrics(self) -> list[str]:
-        names: dict[str, None] = {}
-        for trial in self.trials_by_number.values():
-            for state in trial.tasks.values():
-                names.update(dict.fromkeys(state.result.get("metrics", {})))
-        return list(names)
-
-    def _task_columns(self) -> list[str]:
-        return [
-            *("trial", "fold", "status", "reason", "fom"),
-            *self._parameters(),
-            *self._metrics(),
-            *("epoch", "epochs", "stopped", "seconds", "seconds_per_epoch", "samples_per_second"),
-            *("compute_s", "communication_s", "data_s", "idle_s", "inference_us"),
-            *("num_parameters", "num_ranks", "lost_ranks", "updates", "staleness"),
-            *("job", "host", "attempt", "cached", "submitted", "begun", "ended", "message"),
-            *("key", "folder"),
-        ]
-
-    def _task_rows(self) -> Iterator[dict[str, Any]]:
-        for number, trial in sorted(self.trials_by_number.items()):
-            for fold, state in sorted(trial.tasks.items()):
-                result = state.result
-                yield {
-                    **{name: result.get(name) for name in _RESULT_COLUMNS},
-                    **result.get("metrics", {}),
-                    **trial.point,
-                    "trial": number,
-                    "fold": fold,
-                    "seconds_per_epoch": _seconds_per_epoch(result),
-                    "status": state.status,
-                    "reason": state.reason,
-                    "host": ",".join(dict.fromkeys(result.get("hosts", state.nodes))),
-                    "job": state.job,
-                    "attempt": state.attempts,
-                    "cached": state.cached,
-                    "submitted": _utc(state.submitted),
-                    "begun": _utc(state.begun),
-                    "ended": _utc(state.ended),
-                    "message": state.message,
-                    "key": state.key,
-                    "folder": state.folder,
-                }
-
-    def _tags(self) -> list[str]:
-        """The search's own columns: what else a proposal set, and its labels."""
-        names: dict[str, None] = {}
-        for trial in self.trials_by_number.values():
-            names.update(dict.fromkeys([*trial.proposal.settings, *trial.proposal.tags]))
-        return [name for name in names if name not in self._parameters()]
-
-    def _trial_columns(self) -> list[str]:
-        further = [each.metric for each in self.scoring.further]
-        return [
-            *("trial", "status", "score", "spread", *further, *(["pareto"] if further else [])),
-            *self._parameters(),
-            *self._tags(),
-            *("parent", "done", "seconds", "search_seconds"),
-        ]
-
-    def _trial_rows(self) -> list[dict[str, Any]]:
-        scoring = self.scoring
-        further = [each.metric for each in scoring.further]
-        rows = []
-        for number, trial in sorted(self.trials_by_number.items()):
-            foms = trial.facts("fom")
-            is_done = trial.status == "done"
-            rows.append(
-                {
-                    **trial.proposal.tags,
-                    **trial.proposal.settings,
-                    **trial.point,
-                    **{name: mean_and_spread(trial.facts(name))[0] for name in further if is_done},
-                    "trial": number,
-                    "status": trial.status,
-                    "score": scoring.score(foms) if is_done else math.nan,
-                    "spread": mean_and_spread(foms)[1] if is_done else math.nan,
-                    "parent": trial.proposal.parent,
-                    "done": len(foms),
-                    "seconds": sum(trial.facts("seconds")),
-                    "search_seconds": trial.search_seconds,
-                }
-            )
-        values = [[row.get(name, math.nan) for name in ("score", *further)] for row in rows]
-        for row, is_best in zip(rows, pareto_front(values, scoring.goals), strict=True):
-            row["pareto"] = is_best
-        return rows
+    def _require(self) -> None:
+        if not self.trials_by_number and not self.path.exists():
+            raise N3LOError(f"there is no ledger in '{self.folder}'")
 
 
 def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Observation:
@@ -513,59 +508,7 @@ def _least_s(state: TaskState) -> float:
     """What a task took to begin, and one of its epochs."""
     # An attempt that went on where another was cut off has trained part of the seconds alone.
     start_s = max(state.ended - state.begun - float(state.result["seconds"]), 0.0)
-    return start_s + (_seconds_per_epoch(state.result) or 0.0)
-
-
-def _seconds_per_epoch(result: dict[str, Any]) -> float | None:
-    """Of the epochs of this task; those that it went on from are not in its seconds."""
-    if not result:
-        return None
-    num_epochs: int = result["epochs"] - result.get("start_epoch", 0)
-    return float(result["seconds"]) / num_epochs
-
-
-_RESULT_COLUMNS = (
-    "fom", "epoch", "epochs", "stopped", "seconds", "samples_per_second", "compute_s",
-    "communication_s", "data_s", "idle_s", "inference_us", "num_parameters", "num_ranks",
-    "lost_ranks", "updates", "staleness",
-)  # fmt: skip
-
-
-# The types of columns, of which some may be empty or all missing; those of parameters come from
-# their values, and all others are float64.
-_INTEGERS = (
-    *("trial", "fold", "epoch", "epochs", "num_parameters", "num_ranks", "attempt"),
-    *("lost_ranks", "updates"),
-    *("parent", "done"),
-)
-_TEXTS = ("status", "reason", "stopped", "job", "host", "message", "key", "folder")
-_DTYPES: dict[str, str] = {
-    **dict.fromkeys(_INTEGERS, "Int64"),
-    **dict.fromkeys(_TEXTS, "string"),
-    "cached": "boolean",
-    "pareto": "boolean",
-    "submitted": "datetime64[ns, UTC]",
-    "begun": "datetime64[ns, UTC]",
-    "ended": "datetime64[ns, UTC]",
-}
-
-
-def _table(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    """Rows as a frame whose columns keep their type whatever is missing."""
-    return pd.DataFrame({name: _column([row.get(name) for row in rows], name) for name in columns})
-
-
-def _column(values: list[Any], name: str) -> pd.Series[Any]:
-    return pd.Series(values, dtype=_DTYPES.get(name) or _dtype_of(values))
-
-
-def _dtype_of(values: list[Any]) -> str:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
-        return "Int64" if kinds == {int} else "float64"
-    return {frozenset({bool}): "boolean", frozenset({str}): "string"}.get(
-        frozenset(kinds), "object"
-    )
+    return start_s + (tables.seconds_per_epoch(state.result) or 0.0)
 
 
 def _forget(trial: TrialState) -> None:
@@ -576,8 +519,13 @@ def _forget(trial: TrialState) -> None:
     }
 
 
-def _utc(seconds: float) -> pd.Timestamp:
-    return pd.Timestamp(seconds, unit="s", tz="UTC")  # NaN becomes NaT
+def _row(line: bytes) -> dict[str, Any] | None:
+    """None of a line that is no row: torn by a kill, or empty."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def session_facts(fingerprint: Fingerprint, **facts: Any) -> dict[str, Any]:

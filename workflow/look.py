@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,8 @@ def overview(ledger: Ledger, study: Study) -> dict[str, Any]:
         "running": running,
         "driver": {name: session.get(name) for name in ("site", "host", "pid", "time")},
         "num_trials": study.search.num_trials,
-        "trials": dict(sorted(Counter(trials["status"]).items())),
-        "tasks": dict(sorted(Counter(tasks["status"]).items())),
-        "failures": dict(Counter(tasks.loc[tasks["status"] == "failed", "reason"])),
-        "best": None if scored.empty else _best(ledger, scored.iloc[0]),
+        **counted(tasks, trials),
+        "best": None if scored.empty else best_facts(ledger, scored.iloc[0]),
         "now": [_at_work(ledger, row, study) for row in _running(tasks)],
         "hours": ledger.hours(),
         "node_hours": node_hours(ledger, session.get("node_share", 1.0)),
@@ -69,7 +67,17 @@ def _now(table: pd.DataFrame, running: bool) -> pd.DataFrame:
     return table.assign(status=table["status"].replace(said))
 
 
-def _best(ledger: Ledger, row: pd.Series[Any]) -> dict[str, Any]:
+def counted(tasks: pd.DataFrame, trials: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """How many trials and tasks have each status, and how many tasks failed for each reason."""
+    return {
+        "trials": dict(sorted(Counter(trials["status"]).items())),
+        "tasks": dict(sorted(Counter(tasks["status"]).items())),
+        "failures": dict(Counter(tasks.loc[tasks["status"] == "failed", "reason"])),
+    }
+
+
+def best_facts(ledger: Ledger, row: pd.Series[Any]) -> dict[str, Any]:
+    """Of the best trial, from its row of the ledger's table, as plain values."""
     number, spread = int(row["trial"]), float(row["spread"])
     return {
         "trial": number,
@@ -132,13 +140,13 @@ def print_status(ledger: Ledger, study: Study, out: Terminal) -> None:
     out.print(_screen(overview(ledger, study), ledger, study))
 
 
-def watch(read: Callable[[], tuple[Ledger, Study]], out: Terminal) -> None:
+def watch(ledger: Ledger, study: Study, out: Terminal) -> None:
     """`print_status` again and again, as long as a driver is at work."""
     if not out.is_terminal:
-        return _watch_in_lines(read, out)
+        return _watch_in_lines(ledger, study, out)
     with Live(console=out, auto_refresh=False) as live:
         while True:
-            ledger, study = read()
+            ledger.refresh()
             seen = overview(ledger, study)
             live.update(_screen(seen, ledger, study), refresh=True)
             if not seen["running"]:
@@ -146,11 +154,12 @@ def watch(read: Callable[[], tuple[Ledger, Study]], out: Terminal) -> None:
             time.sleep(REFRESH_S)
 
 
-def _watch_in_lines(read: Callable[[], tuple[Ledger, Study]], out: Terminal) -> None:
+def _watch_in_lines(ledger: Ledger, study: Study, out: Terminal) -> None:
     """A line for each change, where nobody looks at a screen."""
     before = ""
     while True:
-        seen = overview(*read())
+        ledger.refresh()
+        seen = overview(ledger, study)
         if (line := _headline(seen)) != before:
             out.print(line, soft_wrap=True)
         if not seen["running"]:
@@ -280,7 +289,7 @@ def log_of(ledger: Ledger, task: str) -> Path:
     """The log of a task, such as "t003-f1".
 
     Raises:
-        N3LOError: there is no such task, or it has not begun.
+        N3LOError: there is no such task, or no log of it.
     """
     found = re.fullmatch(r"t?(\d+)-f?(\d+)", task)
     if found is None:
@@ -291,7 +300,9 @@ def log_of(ledger: Ledger, task: str) -> Path:
         raise N3LOError(f"t{trial:03d}-f{fold}: there is no such task in {ledger.folder}")
     path = TaskPaths(ledger.folder / (states[fold].folder or f"t{trial:03d}-f{fold}")).stderr
     if not path.exists():
-        raise N3LOError(f"t{trial:03d}-f{fold}: it has not begun, and has no log yet ({path})")
+        has_ended = states[fold].status in ("done", "failed")  # perhaps in another study's folder
+        why = "its log is gone, or was not copied" if has_ended else "it has no log yet"
+        raise N3LOError(f"t{trial:03d}-f{fold}: {why} ({path})")
     return path
 
 

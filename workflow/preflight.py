@@ -14,6 +14,7 @@ from typing import Any
 
 from apps.contract import N3LOError, TrainTask, read_json, write_json
 from sites.base import threads
+from workflow import extras
 
 NAME = "check.json"
 
@@ -40,6 +41,7 @@ def remember(report: dict[str, Any], run_folder: Path) -> None:
 
 
 def _run(task: TrainTask) -> dict[str, Any]:
+    extras.require(*extras.OF_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="n3lo-") as folder:
         task_file, report_file = Path(folder, "task.json"), Path(folder, "report.json")
         task.write(task_file)

@@ -1,10 +1,8 @@
-"""What a ledger says, in words and files: report, export."""
+"""What a ledger says, in words: the report."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,7 +10,7 @@ from rich.console import Console as Terminal
 from rich.table import Table
 from rich.text import Text
 
-from apps.contract import N3LOError, Objective, TaskPaths
+from apps.contract import Objective, TaskPaths
 from workflow import scaling
 from workflow.console import (
     by_score,
@@ -51,6 +49,14 @@ def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
     out.print("\nCost", style="bold")
     for line in _cost(tasks, study):
         out.print(line)
+
+
+def plain_table(rows: pd.DataFrame) -> Table:
+    """A frame as a table for a terminal."""
+    table = Table(*map(str, rows.columns), box=None, pad_edge=False)
+    for row in rows.itertuples(index=False, name=None):
+        table.add_row(*(_or_dash(value, value_text) for value in row))
+    return table
 
 
 def print_best(ledger: Ledger, study: Study, out: Terminal) -> None:
@@ -152,22 +158,3 @@ def _cost(tasks: pd.DataFrame, study: Study) -> Iterator[str]:
     waits = scaling.input_bound(done)
     if waits:
         yield waits
-
-
-def export(ledger: Ledger, table: str, path: Path) -> None:
-    """Write a table to a CSV or Parquet file, by the file's ending; whole or not at all.
-
-    Raises:
-        N3LOError: the ending is neither.
-    """
-    frame = ledger.tasks() if table == "tasks" else ledger.trials()
-    if path.suffix not in (".csv", ".parquet"):
-        raise N3LOError(f"export to '{path}': the file must end in .csv or .parquet")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    if path.suffix == ".csv":
-        frame.to_csv(beside, index=False)
-    else:
-        mixed = frame.select_dtypes("object").columns  # choices of several types
-        frame.astype(dict.fromkeys(mixed, "string")).to_parquet(beside)
-    os.replace(beside, path)

@@ -9,23 +9,27 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
-from apps.contract import N3LOError, write_text
+from apps.contract import N3LOError, Plain, write_text
+from workflow.ledger import Ledger
 from workflow.study import StudyFile, load
 
 # What may change between two starts of a study: its search, and what no result depends on.
 MAY_CHANGE = (
     "search.",
     "layout.walltime_min",
+    "training.tensorboard",
     "data.memory_gb",
     "data.files",  # their contents are compared by fingerprint
 )
+# The study as it began, which says whose folder it is; and as a later start changed it.
+FIRST, LATEST = "study.toml", "latest.toml"
 # Set for all that a driver starts, so that the next one finds what a killed one left.
 MARK = "N3LO_RUN"
 
@@ -37,13 +41,43 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
     Raises:
         N3LOError: another study's folder, or another driver is at work in it.
     """
-    copy = folder / "study.toml"
+    copy = folder / FIRST
     if copy.exists():
         _check_same_study(copy, file)
     with taken(folder):
         if not copy.exists():
             write_text(copy, file.text)
+        elif _latest(folder).read_text(encoding="utf-8") != file.text:
+            write_text(folder / LATEST, file.text)
         yield
+
+
+def read(folder: Path) -> tuple[Ledger, StudyFile]:
+    """The ledger of a run folder, and its study as the last start had it.
+
+    Needs neither the study's data nor its model, and the folder may have any name.
+
+    Raises:
+        N3LOError: it is no run folder.
+    """
+    ledger = Ledger(folder)
+    if not ledger.sessions:
+        runs = sorted(path.parent.name for path in folder.glob(f"*/{ledger.path.name}"))
+        near = f", such as {', '.join(runs)} in it" if runs else ", or a study file"
+        raise N3LOError(f"there is no ledger in '{folder}': name a run folder{near}")
+    # The command line may have changed the budget.
+    last, names = ledger.sessions[-1], ("num_trials", "num_parallel")
+    budget = {f"search.{name}": last[name] for name in names if name in last}
+    return ledger, study_of(folder, budget)
+
+
+def study_of(folder: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
+    """The study of a run folder, as the last start had it."""
+    return load(_latest(folder), overrides)
+
+
+def _latest(folder: Path) -> Path:
+    return folder / LATEST if (folder / LATEST).exists() else folder / FIRST
 
 
 @contextmanager

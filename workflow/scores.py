@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from apps.contract import Objective
 
 
@@ -68,15 +70,14 @@ def pareto_front(values: Sequence[Sequence[float]], goals: Sequence[str]) -> lis
         goals: "min" or "max" for each column.
     """
     signs = [1 if goal == "min" else -1 for goal in goals]
-    costs = [[sign * value for sign, value in zip(signs, row, strict=True)] for row in values]
-    finite = [all(map(math.isfinite, row)) for row in costs]
-
-    def beats(other: Sequence[float], row: Sequence[float]) -> bool:
-        pairs = list(zip(other, row, strict=True))
-        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-    rivals = [row for row, ok in zip(costs, finite, strict=True) if ok]
-    return [
-        ok and not any(beats(other, row) for other in rivals)
-        for row, ok in zip(costs, finite, strict=True)
-    ]
+    costs = np.array(values, dtype=float).reshape(-1, len(signs)) * signs
+    left = np.flatnonzero(np.isfinite(costs).all(axis=1))
+    rows = costs[left]
+    judge = 0
+    while judge < len(rows):  # what it beats goes; in the end each has been the judge of all
+        stays = (rows < rows[judge]).any(axis=1) | (rows == rows[judge]).all(axis=1)
+        rows, left = rows[stays], left[stays]
+        judge = int(stays[:judge].sum()) + 1
+    on_front = np.zeros(len(costs), dtype=bool)
+    on_front[left] = True
+    return [bool(each) for each in on_front]

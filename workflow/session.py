@@ -19,7 +19,7 @@ from apps.contract import CENTRAL, VERSION, Fingerprint, N3LOError, TaskPaths, g
 from apps.launch import PILOT_GRACE_S, training_line
 from sites.base import Site
 from sites.launchers import Shape
-from workflow import plan, preflight, report, runfolder
+from workflow import extras, plan, preflight, report, runfolder
 from workflow.console import Console, terminal
 from workflow.findings import plural
 from workflow.fingerprint import fingerprint
@@ -93,7 +93,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         N3LOError: something is wrong that the user can mend; nothing was started.
         CutShort: the site was over before the study was.
     """
-    require_horovod(file)
+    require_libraries(file)
     site.check()
     ready = prepared(file, site, runs)
     search, planner, warm = ready.search, ready.planner, ready.warm
@@ -108,7 +108,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         preflight.remember(ready.checked, folder)
         ledger, results = Ledger(folder), ResultCache(runs / "cache")
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
-        _start_session(ledger, planner, site, ready.largest)
+        _start_session(ledger, site, ready)
         aside = set_aside(ledger, file)
         _forget(rerun or [], ledger, planner, results)
         study = file.study
@@ -159,9 +159,15 @@ def _warnings(study: Study) -> list[str]:
     ]
 
 
-def require_horovod(file: StudyFile) -> None:
-    """Say so now, and not in every task."""
+def require_libraries(file: StudyFile) -> None:
+    """Say what a study lacks now, and not in every task.
+
+    Raises:
+        N3LOError, ModuleNotFoundError: it lacks something.
+    """
     training = file.study.training
+    of_options = ("tensorboard",) if training.tensorboard else ()
+    extras.require("parsl", "mpi4py", *extras.OF_PROGRAMS, *of_options)
     groups = training.strategy in CENTRAL and file.study.layout.ranks_per_worker > 1
     wanted = (training.strategy == "allreduce" or groups) and training.backend == "horovod"
     if wanted and importlib.util.find_spec("horovod") is None:
@@ -248,19 +254,27 @@ def _said(proposal: Proposal) -> str:
     return f"  ({', '.join(parts)})" if parts else ""
 
 
-def open_ledger(file: StudyFile, runs: Path) -> tuple[Ledger, Study]:
-    """The ledger of a study that was started.
+def open_ledger(path: Path, runs: Path) -> tuple[Ledger, StudyFile]:
+    """The ledger of a study that was started, and the study.
+
+    Args:
+        path: the study's file; or its run folder, which may be a copy of any name, without the
+            data and the model.
+        runs: the folder of the run folder, if `path` is a file.
 
     Raises:
-        N3LOError: it was not.
+        N3LOError: it was not started.
     """
+    if path.is_dir():
+        return runfolder.read(path)
+    file = load(path)
     ledger = Ledger(runs / file.study.name)
     if not ledger.sessions:
         raise N3LOError(
             f"there is no ledger in {ledger.folder}: start the study with "
-            f"'python run_workflow.py {_typed(file.path)}', or name its folder by --runs"
+            f"'python run_workflow.py {_typed(path)}', or name its folder by --runs"
         )
-    return ledger, file.study
+    return ledger, file
 
 
 def _checked(file: StudyFile, planner: Planner, folder: Path) -> dict[str, Any]:
@@ -347,7 +361,7 @@ def _warm_start(file: StudyFile) -> _Warm:
         theirs, ours = ledger.scoring, scoring_of(file.study.search)
         if theirs != ours:
             raise N3LOError(f"{where}: '{folder}' is scored by {theirs}, and this study by {ours}")
-        before = load(folder / "study.toml").own_values()
+        before = runfolder.study_of(folder).own_values()
         in_full = ledger.in_full()
         history = [seen for seen in ledger.known()[0] if seen.proposal.number in in_full]
         # What it did not search had its own value there, not ours.
@@ -415,7 +429,8 @@ def print_recommended(search: Search, file: StudyFile, ledger: Ledger, out: Term
         )
 
 
-def _start_session(ledger: Ledger, planner: Planner, site: Site, largest: Shape) -> None:
+def _start_session(ledger: Ledger, site: Site, ready: Prepared) -> None:
+    planner = ready.planner
     settings = planner.file.study.search
     ledger.record_session(
         **session_facts(
@@ -424,7 +439,8 @@ def _start_session(ledger: Ledger, planner: Planner, site: Site, largest: Shape)
             host=socket.gethostname(),
             pid=os.getpid(),
             site=site.name,
-            node_share=site.node_share(largest),
+            node_share=site.node_share(ready.largest),
+            num_slots=ready.num_slots,
             study=str(planner.file.path.resolve()),
             method=settings.method,
             options=settings.options,

@@ -60,7 +60,9 @@ GO_TOGETHER = (
 )
 MOST_COMBINATIONS = 1000  # of choices that are tried
 MOST_VALUES = 16  # of an integer, for each to be tried
-NOT_SEARCHABLE = ("data.files", "data.folds", "data.fold_by", "training.metrics")
+NOT_SEARCHABLE = (
+    *("data.files", "data.folds", "data.fold_by", "training.metrics", "training.tensorboard"),
+)
 
 SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
 

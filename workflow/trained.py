@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apps.contract import N3LOError
+from workflow import extras
 from workflow.console import by_score
 from workflow.ledger import Ledger
 from workflow.study import Study
@@ -62,7 +63,9 @@ def run_program(module: str, words: Sequence[str]) -> None:
 
     Raises:
         N3LOError: it refused, with its line; or it crashed.
+        ModuleNotFoundError: what it needs is not installed.
     """
+    extras.require(*extras.OF_PROGRAMS)
     done = subprocess.run(
         [sys.executable, "-P", "-m", f"apps.{module}", *words],
         env=dict(os.environ),
