@@ -21,7 +21,7 @@ DRIVER = {"parsl", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "ric
 SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
 # What it writes for them is imported by who asks for it; the event files are as a training's.
 EXPORTS = {"h5py", "optuna", "mlflow", "sqlalchemy", "tensorboard", "apps.tensorboard"}
-NOTEBOOK = {"plotly", "ipywidgets", "anywidget", "itables", "traitlets"}
+NOTEBOOK = {"plotly", "ipywidgets", "anywidget", "itables", "traitlets", "threadpoolctl"}
 PHYSICS = {"scipy", "sklearn"}
 RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer", "onnxruntime"}
 

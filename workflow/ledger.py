@@ -403,7 +403,8 @@ class Ledger:
         found = list(proposals)
         for path in BUDGETS:
             budget = {n: proposals[n].settings.get(path, math.inf) for n in found}
-            found = [n for n in found if budget[n] == max(budget.values())]
+            largest = max(budget.values(), default=math.inf)
+            found = [n for n in found if budget[n] == largest]
         return found
 
     def root(self, trial: int) -> int:

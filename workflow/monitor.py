@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 from itables.widget import ITable
+from threadpoolctl import threadpool_limits
 
 from apps.contract import N3LOError
 from workflow.best import summary
@@ -98,11 +100,15 @@ class Monitor(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type 
             tab = self.tabs[self.book.selected_index or 0]
             tab.draw(self.view)
 
-    def refresh(self) -> None:
-        """Read what a driver has added, and draw it."""
+    def refresh(self, anyway: bool = False) -> None:
+        """Read what a driver has added, and draw it.
+
+        Args:
+            anyway: draw though nothing has changed.
+        """
         with self._drawing:
             has_changed = self.view.refresh()
-        if has_changed or self.view.is_running:
+        if has_changed or self.view.is_running or anyway:
             self.draw()
 
     def start(self) -> None:
@@ -114,10 +120,13 @@ class Monitor(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type 
         self._stopped.set()
 
     def _go_on(self) -> None:
+        has_failed = False
         while not self._stopped.wait(self.every_s):
             try:
-                self.refresh()
+                self.refresh(anyway=has_failed)
+                has_failed = False
             except Exception as error:  # noqa: BLE001  the next look may be better than none
+                has_failed = True
                 said = html.escape(f"{type(error).__name__}: {error}")
                 self.headline.value = f"<p><b>not refreshed</b> at {_clock()}: {said}</p>"
 
@@ -248,13 +257,14 @@ class _Failures(_Tab):
 def _surrogate(view: View) -> Surrogate | None:
     """Of the trials that have a score now; made once for them."""
     ended = tuple(view.best_first["trial"])
-    known = _surrogates.get(view.folder)
+    known = _surrogates.get(view)
     if known is None or known[0] != ended:
-        known = _surrogates[view.folder] = (ended, Surrogate.of(view))
+        with threadpool_limits(1):  # threads that fight for a core take ten times as long
+            known = _surrogates[view] = (ended, Surrogate.of(view))
     return known[1]
 
 
-_surrogates: dict[Path, tuple[tuple[int, ...], Surrogate | None]] = {}
+_surrogates: WeakKeyDictionary[View, tuple[tuple[int, ...], Surrogate | None]] = WeakKeyDictionary()
 
 
 def trials_shown(view: View) -> pd.DataFrame:
