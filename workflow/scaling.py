@@ -45,11 +45,17 @@ def described(tasks: pd.DataFrame, study: Study) -> pd.DataFrame:
     """
     done = tasks[tasks["status"] == "done"]
     names = [name for name in done.columns if name.startswith(DECIDE)]
-    points = (
+    points = [
         {str(name): value for name, value in row.items() if pd.notna(value)}
         for row in done[names].to_dict("records")
-    )
-    sections = [_sections(study, point) for point in points]
+    ]
+    known: dict[
+        str, tuple[Training, Layout]
+    ] = {}  # there are fewer than tasks, and each takes time
+    for point in points:
+        if repr(point) not in known:
+            known[repr(point)] = _sections(study, point)
+    sections = [known[repr(point)] for point in points]
     ranks = [ranks_of(*each) for each in sections]
     return done.assign(
         strategy=[training.strategy for training, _ in sections],
