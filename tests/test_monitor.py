@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,13 +126,72 @@ def test_a_look_that_fails_is_told_and_the_next_one_is_made(folder, monkeypatch)
 def test_of_several_runs_the_one_written_last_is_shown_and_another_can_be_chosen(folder):
     make_run(folder.parent / "other", Made(name="other", num_trials=2))
     both = watch(folder.parent)
-    choice, place = both.children
-    assert [name for name, _ in choice.options] == ["made", "other"]
-    first = place.children[0]
+    assert [name for name, _ in both.choice.options] == ["made", "other"]
+    first = both.monitor
     assert first.view.name == "other"
-    choice.value = folder
-    assert place.children[0].view.name == "made"
+    both.choice.value = folder
+    assert both.monitor.view.name == "made"
+    assert both.children == (both.choice, both.monitor)
     assert first._stopped.is_set()
+    both.stop()
+    assert both.monitor._stopped.is_set()
+
+
+def test_a_log_that_is_read_stays_while_more_fails(folder):
+    shown = Monitor(View(folder))
+    shown.book.selected_index = 4
+    task = shown.tabs[4].task
+    task.value = task.options[-1]
+    chosen = task.value
+    ledger = folder / "ledger.jsonl"
+    done = next(line for line in ledger.read_text().splitlines() if '"status": "done"' in line)
+    failed = json.loads(done) | {"status": "failed", "reason": "oom", "message": "", "result": {}}
+    with open(ledger, "a") as file:
+        file.write(json.dumps(failed) + "\n")
+    shown.refresh()
+    assert len(task.options) == 4
+    assert task.value == chosen
+    assert "loss is not finite" in shown.tabs[4].log.value
+
+
+def test_a_start_that_changes_the_space_changes_what_is_drawn(folder):
+    shown = Monitor(View(folder))
+    shown.book.selected_index = 2
+    study = (folder / "study.toml").read_text()
+    (folder / "latest.toml").write_text(study.replace('"model.args.dropout"', '"model.args.width2"')
+                                        .replace("dropout = 0.0", "width2 = 0.0"))  # fmt: skip
+    session = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
+    with open(folder / "ledger.jsonl", "a") as file:
+        file.write(json.dumps(session) + "\n")
+    shown.refresh()
+    names = [name for name, _ in shown.tabs[2].axes[0].options]
+    assert "width2" in names
+    assert "dropout" not in names
+
+
+def test_the_other_tabs_wait_while_the_run_is_read(folder):
+    """A menu is chosen from in the kernel's thread, and the run is read in the background's."""
+    shown = Monitor(View(folder))
+    entered, go_on = threading.Event(), threading.Event()
+    refresh = shown.view.refresh
+
+    def slowly() -> bool:
+        entered.set()
+        go_on.wait(10)
+        return refresh()
+
+    shown.view.refresh = slowly
+    background = threading.Thread(target=shown.refresh)
+    background.start()
+    entered.wait(10)
+    drawn = threading.Thread(target=shown.draw)
+    drawn.start()
+    drawn.join(0.2)
+    assert drawn.is_alive()
+    go_on.set()
+    background.join(10)
+    drawn.join(10)
+    assert not drawn.is_alive()
 
 
 def test_a_cell_that_runs_again_leaves_no_second_thread(folder):

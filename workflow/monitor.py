@@ -24,7 +24,7 @@ from apps.contract import N3LOError
 from workflow.best import summary
 from workflow.console import short_names
 from workflow.figures import machine, search, training
-from workflow.figures.style import PALE, STATUS
+from workflow.figures.style import PALE, STATUS, empty
 from workflow.ledger import NAME
 from workflow.page import in_words
 from workflow.surrogate import Surrogate
@@ -37,8 +37,8 @@ TABLE_BYTES = 4_000_000  # of a table's rows that are sent to the browser
 _watching: dict[Path, Monitor] = {}
 
 
-def watch(folder: str | Path = "runs", every_s: float = EVERY_S) -> ipywidgets.Widget:
-    """Show a run, and refresh it in the background; the run is only read.
+def watch(folder: str | Path = "runs", every_s: float = EVERY_S) -> Monitor | Chooser:
+    """Show a run, and refresh it in the background until `stop()`; the run is only read.
 
     Args:
         folder: of a run; or of several, of which one can then be chosen.
@@ -53,28 +53,52 @@ def watch(folder: str | Path = "runs", every_s: float = EVERY_S) -> ipywidgets.W
     runs = sorted(path.parent for path in folder.glob(f"*/{NAME}"))
     if not runs:
         raise N3LOError(f"there is no run in '{folder.resolve()}'")
-    latest = max(runs, key=lambda run: (run / NAME).stat().st_mtime)
-    choice = ipywidgets.Dropdown(
-        options=[(run.name, run) for run in runs], value=latest, description="run"
-    )
-    place = ipywidgets.VBox([_monitor(latest, every_s)])
-
-    def show(change: dict[str, Any]) -> None:
-        _watching[change["old"].resolve()].stop()
-        place.children = [_monitor(change["new"], every_s)]
-
-    choice.observe(show, "value")
-    return ipywidgets.VBox([choice, place])
+    return Chooser(runs, every_s)
 
 
 def _monitor(folder: Path, every_s: float) -> Monitor:
     """In place of an earlier one of this folder: a cell that runs again leaves none behind."""
+    monitor = Monitor(View(folder), every_s)
     earlier = _watching.get(folder.resolve())
     if earlier is not None:
         earlier.stop()
-    monitor = _watching[folder.resolve()] = Monitor(View(folder), every_s)
+    _watching[folder.resolve()] = monitor
     monitor.start()
     return monitor
+
+
+class Chooser(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type information
+    """One of several runs, at first the one that was written to last."""
+
+    def __init__(self, runs: Sequence[Path], every_s: float = EVERY_S) -> None:
+        self.every_s = every_s
+        latest = max(runs, key=lambda run: (run / NAME).stat().st_mtime)
+        self.choice = ipywidgets.Dropdown(
+            options=[(run.name, run) for run in runs], value=latest, description="run"
+        )
+        self.choice.observe(lambda change: self.show(change["new"]), "value")
+        self.monitor = _monitor(latest, every_s)
+        super().__init__([self.choice, self.monitor])
+
+    def show(self, run: Path) -> None:
+        """Watch another run."""
+        try:
+            chosen = _monitor(run, self.every_s)
+        except N3LOError as error:
+            self.children = [self.choice, ipywidgets.HTML(f"<p>{html.escape(str(error))}</p>")]
+            return
+        self.monitor.stop()
+        self.monitor = chosen
+        self.children = [self.choice, self.monitor]
+
+    @property
+    def view(self) -> View:
+        """Of the run that is shown."""
+        return self.monitor.view
+
+    def stop(self) -> None:
+        """Leave the picture as it is."""
+        self.monitor.stop()
 
 
 class Monitor(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type information
@@ -84,21 +108,27 @@ class Monitor(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type 
         self.view = view
         self.every_s = every_s
         self.headline = ipywidgets.HTML()
-        self.tabs = [_Overview(), _Trials(), _Space(), _Machine(), _Failures()]
+        self.tabs = [kind(self.draw) for kind in (_Overview, _Trials, _Space, _Machine, _Failures)]
         self.book = ipywidgets.Tab([tab.box for tab in self.tabs])
         self.book.titles = [tab.title for tab in self.tabs]
         self.book.observe(lambda _: self.draw(), "selected_index")
-        self._drawing = threading.Lock()
+        self._turn = threading.RLock()  # of the kernel, where menus are, or of the background
+        self._is_drawing = False
         self._stopped = threading.Event()
         super().__init__([Library(), self.headline, self.book])
         self.draw()
 
     def draw(self) -> None:
         """Draw the headline and the tab that is open."""
-        with self._drawing:
-            self.headline.value = _headline(self.view)
-            tab = self.tabs[self.book.selected_index or 0]
-            tab.draw(self.view)
+        with self._turn:
+            if self._is_drawing:  # a menu was filled, which is no choice of the user's
+                return
+            self._is_drawing = True
+            try:
+                self.headline.value = _headline(self.view)
+                self.tabs[self.book.selected_index or 0].draw(self.view)
+            finally:
+                self._is_drawing = False
 
     def refresh(self, anyway: bool = False) -> None:
         """Read what a driver has added, and draw it.
@@ -106,10 +136,9 @@ class Monitor(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type 
         Args:
             anyway: draw though nothing has changed.
         """
-        with self._drawing:
-            has_changed = self.view.refresh()
-        if has_changed or self.view.is_running or anyway:
-            self.draw()
+        with self._turn:
+            if self.view.refresh() or self.view.is_running or anyway:
+                self.draw()
 
     def start(self) -> None:
         """Refresh in the background, until `stop`; the kernel stays free."""
@@ -139,7 +168,12 @@ class _Tab:
 
     title = ""
 
-    def __init__(self) -> None:
+    def __init__(self, redraw: Callable[[], None]) -> None:
+        """
+        Args:
+            redraw: what a choice of the user's asks for.
+        """
+        self.redraw = redraw
         self.box = ipywidgets.VBox()
 
     def draw(self, view: View) -> None:
@@ -153,25 +187,25 @@ class _Tab:
     def fill(self, view: View) -> None:
         raise NotImplementedError
 
+    def menu(self, description: str = "") -> ipywidgets.Dropdown:
+        menu = ipywidgets.Dropdown(options=[], description=description)
+        menu.observe(lambda _: self.redraw(), "value")
+        return menu
+
 
 class _Overview(_Tab):
     title = "Overview"
 
     def parts(self, view: View) -> Sequence[ipywidgets.Widget]:
         self.convergence, self.curves = Plot(), Plot()
-        self.metric = ipywidgets.Dropdown(options=[view.metric], description="curves of")
-        self.metric.observe(lambda _: self.fill(view), "value")
+        self.metric = self.menu("curves of")
         return [self.convergence, self.metric, self.curves]
 
     def fill(self, view: View) -> None:
         self.convergence.draw(search.convergence(view))
-        names = training.curve_metrics(view) or [view.metric]
-        if list(self.metric.options) != names:
-            with self.metric.hold_trait_notifications():
-                chosen = self.metric.value if self.metric.value in names else view.metric
-                self.metric.options = names
-                self.metric.value = chosen if chosen in names else names[0]
-        self.curves.draw(training.learning_curves(view, self.metric.value))
+        _offer(self.metric, training.curve_metrics(view) or [view.metric], view.metric)
+        curves = training.learning_curves(view, self.metric.value)
+        self.curves.draw(curves.update_layout(uirevision=self.metric.value))
 
 
 class _Trials(_Tab):
@@ -191,26 +225,25 @@ class _Space(_Tab):
 
     def parts(self, view: View) -> Sequence[ipywidgets.Widget]:
         self.importances, self.slices, self.contour, self.front = Plot(), Plot(), Plot(), Plot()
-        paths = list(view.file.space.dimensions)
-        options = list(zip(short_names(paths), paths, strict=True))
-        self.axes = [
-            ipywidgets.Dropdown(options=options, value=paths[min(place, len(paths) - 1)])
-            for place in range(2)
-        ]
-        for axis in self.axes:
-            axis.observe(lambda _: self.fill(view), "value")
-        shown = [self.importances, self.slices]
-        if len(paths) > 1:
-            shown += [ipywidgets.HBox(self.axes), self.contour]
+        self.axes = [self.menu("over"), self.menu("and")]
+        shown = [self.importances, self.slices, ipywidgets.HBox(self.axes), self.contour]
         return [*shown, self.front] if view.ledger.scoring.further else shown
 
     def fill(self, view: View) -> None:
         surrogate = _surrogate(view)
         self.importances.draw(search.importances(surrogate))
         self.slices.draw(search.slices(view, surrogate))
+        paths = list(view.file.space.dimensions)
+        names = list(zip(short_names(paths), paths, strict=True))
+        first = paths if surrogate is None else surrogate.most_important(len(paths))
+        for axis, path in zip(self.axes, first, strict=False):
+            _offer(axis, names, path)
         x, y = (axis.value for axis in self.axes)
-        if x != y:
-            self.contour.draw(search.contour(view, surrogate, x, y))
+        if x == y or y is None:
+            contour = empty("Predicted score over two dimensions", "choose two that differ")
+        else:
+            contour = search.contour(view, surrogate, x, y)
+        self.contour.draw(contour.update_layout(uirevision=f"{x} {y}"))
         if view.ledger.scoring.further:
             self.front.draw(search.front(view))
 
@@ -237,30 +270,29 @@ class _Failures(_Tab):
     def parts(self, view: View) -> Sequence[ipywidgets.Widget]:
         self.counts, self.table = Plot(), _sortable()
         self.log = ipywidgets.HTML()
-        self.task = ipywidgets.Dropdown(options=[], description="log of")
-        self.task.observe(lambda _: self.fill(view), "value")
+        self.task = self.menu("log of")
         return [self.counts, self.table, self.task, self.log]
 
     def fill(self, view: View) -> None:
         failures = machine.failures(view)
         self.counts.draw(machine.failure_counts(view))
-        _show(self.table, failures.drop(columns="tail"))
-        if list(self.task.options) != list(failures["task"]):
-            self.task.options = list(failures["task"])
-        logs = dict(zip(failures["task"], failures["tail"], strict=True))
-        self.log.value = f"<pre>{html.escape(logs.get(self.task.value, ''))}</pre>"
+        _show(self.table, failures)
+        logs = dict(zip(failures["task"], failures["log"], strict=True))
+        _offer(self.task, list(logs), next(iter(logs), None))
+        log = machine.log_end(Path(logs[self.task.value])) if logs else ""
+        self.log.value = f"<pre>{html.escape(log)}</pre>"
 
 
 # -- pieces ----------------------------------------------------------------------------------------
 
 
 def _surrogate(view: View) -> Surrogate | None:
-    """Of the trials that have a score now; made once for them."""
-    ended = tuple(view.best_first["trial"])
+    """Of the trials that have a score now; made once for them, and for each start's space."""
+    stamp = (len(view.ledger.sessions), *view.best_first["trial"])
     known = _surrogates.get(view)
-    if known is None or known[0] != ended:
+    if known is None or known[0] != stamp:
         with threadpool_limits(1):  # threads that fight for a core take ten times as long
-            known = _surrogates[view] = (ended, Surrogate.of(view))
+            known = _surrogates[view] = (stamp, Surrogate.of(view))
     return known[1]
 
 
@@ -278,6 +310,21 @@ def _rounded(table: pd.DataFrame) -> pd.DataFrame:
     numbers = table.select_dtypes("float64").columns
     digits = {name: table[name].map(lambda value: float(f"{value:.{DIGITS}g}")) for name in numbers}
     return table.assign(**digits)
+
+
+def _offer(menu: ipywidgets.Dropdown, options: Sequence[Any], first: Any) -> None:
+    """Fill a menu; what the user has chosen stays chosen as long as it is there.
+
+    Args:
+        options: values, or pairs of a name and a value.
+        first: what is chosen until then.
+    """
+    if list(menu.options) == list(options):
+        return
+    values = [each[1] if isinstance(each, tuple) else each for each in options]
+    chosen = menu.value if menu.value in values else first
+    menu.options = options
+    menu.value = chosen if chosen in values else None
 
 
 def _sortable() -> ITable:

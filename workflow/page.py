@@ -221,6 +221,8 @@ def _failures(view: View) -> list[str]:
     failures = machine.failures(view)
     if failures.empty:
         return []
+    ends = [machine.log_end(Path(log)) for log in failures["log"]]
+    failures = failures.assign(**{"its end": ends})
     return [
         _section("Failures", _figure(machine.failure_counts(view)), _table(failures)),
     ]

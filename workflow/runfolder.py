@@ -9,14 +9,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
-from apps.contract import N3LOError, Plain, write_text
+from apps.contract import N3LOError, write_text
 from workflow.ledger import Ledger
 from workflow.study import StudyFile, load
 
@@ -65,15 +65,18 @@ def read(folder: Path) -> tuple[Ledger, StudyFile]:
         runs = sorted(path.parent.name for path in folder.glob(f"*/{ledger.path.name}"))
         near = f", such as {', '.join(runs)} in it" if runs else ", or a study file"
         raise N3LOError(f"there is no ledger in '{folder}': name a run folder{near}")
-    # The command line may have changed the budget.
-    last, names = ledger.sessions[-1], ("num_trials", "num_parallel")
-    budget = {f"search.{name}": last[name] for name in names if name in last}
-    return ledger, study_of(folder, budget)
+    return ledger, study_of(folder, ledger)
 
 
-def study_of(folder: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
-    """The study of a run folder, as the last start had it."""
-    return load(_latest(folder), overrides)
+def study_of(folder: Path, ledger: Ledger | None = None) -> StudyFile:
+    """The study of a run folder, as the last start had it.
+
+    Args:
+        ledger: of the folder; with the budget of that start, which the command line may have set.
+    """
+    last = ledger.sessions[-1] if ledger is not None else {}
+    names = ("num_trials", "num_parallel")
+    return load(_latest(folder), {f"search.{name}": last[name] for name in names if name in last})
 
 
 def _latest(folder: Path) -> Path:

@@ -50,7 +50,7 @@ _WHY = (
 )
 _WHEN = (
     Column("submitted", "datetime64[ns, UTC]", "UTC", "given to Parsl"),
-    Column("begun", "datetime64[ns, UTC]", "UTC", "its ranks were launched; of the last attempt"),
+    Column("begun", "datetime64[ns, UTC]", "UTC", "its ranks were launched"),
     Column("ended", "datetime64[ns, UTC]", "UTC", "its end was recorded"),
 )
 
@@ -279,8 +279,8 @@ def _whole_lines(path: Path) -> bytes:
         content = path.read_bytes()
     except OSError:
         return b""
-    content = content[: content.rfind(b"\n") + 1]
-    return content.replace(b"\n\n", b"\n").lstrip(b"\n")
+    lines = content[: content.rfind(b"\n") + 1].split(b"\n")
+    return b"".join(line + b"\n" for line in lines if line.strip())
 
 
 def _lenient(lines: bytes) -> list[dict[str, Any]]:

@@ -36,8 +36,10 @@ class View:
 
     def refresh(self) -> bool:
         """Read what a driver has added; return whether the tables have changed."""
-        was_running = self.is_running
+        was_running, num_sessions = self.is_running, len(self.ledger.sessions)
         added = self.ledger.refresh()
+        if len(self.ledger.sessions) != num_sessions:  # a start may have changed the search
+            self.file = runfolder.study_of(self.folder, self.ledger)
         self._drop("is_running", "attempts")  # those that run have got on
         has_changed = added or was_running != self.is_running
         if has_changed:

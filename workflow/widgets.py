@@ -47,18 +47,20 @@ function render({ model, el }) {
   const place = document.createElement("div");
   el.appendChild(place);
   let last = Promise.resolve();  // one drawing after the other
-  let axes = null;
+  let axes = null, revision = null;
   const draw = () => {
     const figure = JSON.parse(model.get("figure"));
     last = last.then(async () => {
       const plotly = await library();
+      if (figure.layout.uirevision !== revision) axes?.clear();  // the axes show something else
+      revision = figure.layout.uirevision;
       for (const axis of axes ?? []) {
         const range = place.layout[axis]?.range;
         if (range) Object.assign((figure.layout[axis] ??= {}), { range, autorange: false });
       }
       await plotly.react(place, figure.data, figure.layout, config);
       axes ??= zoomed(place);
-    });
+    }).catch(console.error);
   };
   const resized = new ResizeObserver(() => {  // also when its tab is opened
     if (place.data && place.offsetParent) self.n3loPlotly.Plots.resize(place);

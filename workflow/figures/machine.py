@@ -265,11 +265,10 @@ def _used_by(times: np.ndarray, rows: pd.DataFrame, node_share: float) -> np.nda
 
 
 def failures(view: View, most: int = MOST_FAILURES) -> pd.DataFrame:
-    """The tasks that failed, the last ones first, with the ends of their logs.
+    """The tasks that failed, the last ones first.
 
     Returns:
-        task, reason, message, attempts, job, host, log, which is the path, and tail, its last
-        lines; empty where there is no log.
+        task, reason, message, attempts, job, host, and log, which is the path.
     """
     tasks = view.tasks
     rows = tasks[tasks["status"] == "failed"].sort_values("ended", ascending=False).head(most)
@@ -279,7 +278,6 @@ def failures(view: View, most: int = MOST_FAILURES) -> pd.DataFrame:
     frame = facts.rename(columns={"attempt": "attempts"}).reset_index(drop=True)
     frame.insert(0, "task", pd.Series(_task_names(rows), dtype="string"))
     frame["log"] = pd.Series([str(log) for log in logs], dtype="string")
-    frame["tail"] = pd.Series([_tail(log) for log in logs], dtype="string")
     return frame
 
 
@@ -337,7 +335,7 @@ def failure_counts(view: View) -> go.Figure:
     return figure
 
 
-def _tail(log: Path) -> str:
+def log_end(log: Path) -> str:
     """The last lines of a file; however long it is, little of it is read."""
     try:
         with open(log, "rb") as file:
