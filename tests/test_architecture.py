@@ -59,7 +59,7 @@ def allowed(path: Path) -> set[str]:
     if folder == "workflow":
         of_part = {
             **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}},
-            **{"page.py": {"plotly"}, "monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
+            **{"page.py": {"plotly", "kaleido"}, "monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
             "tables.py": {"pyarrow"},
         }
         return (

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
 import numpy as np
 import pytest
 from made_runs import BEGIN, Made, make_run
+from rich.console import Console as Terminal
 from scipy.stats import ttest_rel
+from told_runs import Told, write_run
 
+from workflow import look, report, trained
 from workflow.best import against_runner_up, best_table, corrected_t, summary
+from workflow.compare import course, table
+from workflow.console import best_line
+from workflow.figures import search
 from workflow.stop import node_hours
+from workflow.surrogate import Surrogate
 from workflow.view import View
 
 
@@ -103,6 +111,84 @@ def test_a_penalty_may_put_first_what_is_worse_on_average(tmp_path):
     view = view_of(tmp_path, [[1.0, 1.0], [0.0, 1.8]])
     view.ledger.sessions[-1]["scoring"]["spread_penalty"] = 1.0
     assert str(against_runner_up(view)).startswith("t000 is worse on average than t001 by 0.1 ±")
+
+
+def test_all_name_the_same_best_trial_which_was_trained_in_full(tmp_path):
+    """The best scores are those of little training, and one that is not finite."""
+    less = {"training.epochs": 1}
+    foms = [[0.1, 0.1], [0.2, 0.2], [0.7, 0.7], [0.4, 0.4], [-math.inf, -math.inf]]
+    trials = [
+        Told(point={"a": 0.1 * n}, foms=fom, settings=less if n < 2 else {})
+        for n, fom in enumerate(foms)
+    ]
+    view = write_run(tmp_path / "run", trials)
+    ledger, study = view.ledger, view.file.study
+    assert view.best_first["trial"].tolist() == best_table(view)["trial"].tolist() == [3, 2]
+    assert view.ranked["trial"].tolist()[:2] == [3, 2]
+    assert sorted(view.ranked["trial"]) == [0, 1, 2, 3, 4]
+    seen = look.overview(ledger, study)
+    assert json.loads(json.dumps(seen, allow_nan=False)) == seen
+    assert seen["best"] == summary(view)["best"]
+    assert (seen["best"]["trial"], seen["best"]["score"]) == (3, 0.4)
+    assert best_line(ledger, study.search.objective).endswith("(t003)")
+    assert list(trained.best_folders(ledger, study, 5)) == [3, 2]
+    assert trained.folder_of(ledger, study, None, 0).name == "t003-f0"
+    [row] = table([view]).to_dict("records")
+    assert (row["best"], row["score"]) == ("t003", course(view).best[-1]) == ("t003", 0.4)
+    assert "(t003)" in search.convergence(view).layout.title.text
+    assert max(search.slices(view, Surrogate.of(view)).data[0].y) == 0.7
+    for say in (report.print_best, report.print_report):
+        said = io.StringIO()
+        say(ledger, study, Terminal(file=said, width=200))
+        assert "t003" in said.getvalue()
+        assert "t000" not in said.getvalue()
+
+
+@pytest.mark.parametrize("status", ["running", "failed"])
+def test_as_long_as_none_is_trained_in_full_the_best_is_of_those_that_got_furthest(
+    tmp_path, status
+):
+    budgets = ({"training.epochs": 1}, {"training.epochs": 3})
+    less = [
+        Told(point={"a": 0.1}, foms=[fom] * 2, settings=b)
+        for fom, b in zip((0.1, 0.2), budgets, strict=True)
+    ]
+    view = write_run(tmp_path / "run", [*less, Told(point={"a": 0.1}, status=status)])
+    assert summary(view)["best"]["trial"] == 1
+    assert str(against_runner_up(view)) == "t001 is the only trial with a score"
+    assert "(t001)" in best_line(view.ledger, view.file.study.search.objective)
+
+
+def test_a_score_that_is_not_finite_is_none(tmp_path):
+    trials = [Told(point={"a": 0.1}, foms=[math.inf] * 2) for _ in range(2)]
+    view = write_run(tmp_path / "run", trials)
+    assert str(against_runner_up(view)) == "no trial has a score yet"
+    assert json.dumps(summary(view), allow_nan=False)
+
+
+def test_the_best_is_not_compared_with_what_it_goes_on_from(tmp_path):
+    """3 goes on from 1, which goes on from 0, and 4 from 3; 2 has the same parent as 1."""
+    foms, parents = [0.40, 0.30, 0.50, 0.10, 0.20], [None, 0, 0, 1, 3]
+    trials = [
+        Told(point={"a": 0.1}, foms=[fom, fom + 0.01], parent=parent)
+        for fom, parent in zip(foms, parents, strict=True)
+    ]
+    found = against_runner_up(write_run(tmp_path / "run", trials))
+    assert (found.best, found.second, found.num_trials, found.kin) == (3, 2, 5, 3)
+    alone = against_runner_up(write_run(tmp_path / "alone", trials[:2]))
+    assert str(alone) == (
+        "t001 is the only trial with a score, but for what it goes on from and what goes on from it"
+    )
+
+
+def test_the_best_was_picked_among_those_of_its_budget(tmp_path):
+    less = {"training.epochs": 1}
+    trials = [
+        Told(point={"a": 0.1}, status=status, settings=settings, foms=[0.5, 0.6])
+        for status in ("done", "dropped")
+        for settings in ({}, {}, less)
+    ]
+    assert against_runner_up(write_run(tmp_path / "run", trials)).num_trials == 4
 
 
 def test_a_summary_has_the_headline_facts_as_plain_values(tmp_path):

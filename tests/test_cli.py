@@ -133,8 +133,8 @@ def test_more_folds_than_events(edit, error_of):
 
 def test_a_disk_that_is_read_only(study_path, error_of):
     assert error_of(study_path, "--runs", "/sys/n3lo") == (
-        "n3lo: cannot write '/sys/n3lo': Operation not permitted; nothing that finished is lost, "
-        "and the same command goes on"
+        "n3lo: cannot read or write '/sys/n3lo': Operation not permitted; nothing that finished is "
+        "lost, and the same command goes on"
     )
 
 
@@ -207,6 +207,13 @@ def test_a_disk_that_cannot_be_written_is_named(study_path, monkeypatch, capsys,
     monkeypatch.setattr(cli, "_study", fail)
     assert cli.main(["plan", str(study_path)]) == 2
     assert capsys.readouterr().err.startswith("n3lo: cannot write 'ledger.jsonl': no; nothing")
+
+
+def test_a_ledger_that_cannot_be_read_is_named(study_path, error_of, tmp_path):
+    (tmp_path / "afile").touch()
+    assert error_of("status", study_path, "--runs", "afile") == (
+        "n3lo: cannot read 'afile/small/ledger.jsonl': Not a directory"
+    )
 
 
 # -- runs ------------------------------------------------------------------------------------

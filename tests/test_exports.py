@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -389,14 +390,45 @@ def test_a_database_or_folder_of_others_is_not_replaced(write, tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.db")) as database:
         database.execute("CREATE TABLE dear (x)")
     (tmp_path / "a.csv").mkdir()
-    (tmp_path / "tb").mkdir()
-    (tmp_path / "tb" / "dear.txt").write_text("x")
-    for name, tracker in (("a.db", None), ("a.db", "optuna"), ("tb", "tensorboard")):
+    for tracker in (None, "optuna"):
         with pytest.raises(N3LOError, match="that is not an earlier export"):
-            write(name, tracker=tracker)
+            write("a.db", tracker=tracker)
     with pytest.raises(N3LOError, match="that is a folder; name a file in it"):
         write("a.csv")
-    assert (tmp_path / "tb" / "dear.txt").read_text() == "x"
+
+
+def test_a_folder_of_event_files_of_others_is_not_replaced(write, tmp_path):
+    theirs = begin_events(tmp_path / "tb" / "run", first_epoch=0)
+    with pytest.raises(N3LOError, match=rf"'run/{theirs.name}' in it is of no earlier export"):
+        write("tb", tracker="tensorboard")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
+    ours = write("ours", tracker="tensorboard")
+    shutil.copytree(tmp_path / "tb" / "run", ours / "mine")  # to look at both
+    with pytest.raises(N3LOError, match=r"'mine/.*' in it is of no earlier export"):
+        write("ours", tracker="tensorboard")
+    assert (ours / "mine" / theirs.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "tracker", "said"),
+    [
+        ("adir.csv", None, "that is a folder; name a file in it"),
+        ("adir.db", "optuna", "that is a folder; name a file in it"),
+        ("afile/x.csv", None, "'{}/afile' is a file; name another folder"),
+        ("afile/x.h5", None, "'{}/afile' is a file; name another folder"),
+        ("afile/x.db", "mlflow", "'{}/afile' is a file; name another folder"),
+        ("afile/tb", "tensorboard", "'{}/afile' is a file; name another folder"),
+        ("afile", "tensorboard", "that is a file; name a folder"),
+    ],
+)
+def test_what_is_in_the_way_of_an_export_is_said(write, tmp_path, name, tracker, said):
+    for folder in ("adir.csv", "adir.db"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "afile").touch()
+    with pytest.raises(N3LOError) as caught:
+        write(name, tracker=tracker)
+    assert str(caught.value) == f"cannot write '{tmp_path / name}': {said.format(tmp_path)}"
+    assert {path.name for path in tmp_path.rglob("*")} == {"adir.csv", "adir.db", "afile"}
 
 
 # -- the command -----------------------------------------------------------------------------

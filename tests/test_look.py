@@ -93,6 +93,19 @@ def test_without_a_driver_nothing_runs(ledger, study):
 
 
 @pytest.mark.usefixtures("driver")
+def test_what_is_not_finite_is_none(ledger, study):
+    with open(TaskPaths(ledger.folder / "t001-f1").history, "a") as file:
+        file.write('\n{"epoch": 8, "val_loss": Infinity}\n')
+    [now] = look.overview(ledger, study)["now"]
+    assert (now["epoch"], now["val_loss"]) == (8, None)
+
+
+def test_the_budget_is_that_of_the_last_start(ledger, study):
+    ledger.record_session(**session_facts(FINGERPRINT, num_trials=77))
+    assert look.overview(ledger, study)["num_trials"] == 77
+
+
+@pytest.mark.usefixtures("driver")
 def test_a_status_is_one_screen(ledger, study, capsys):
     look.print_status(ledger, study, terminal())
     said = capsys.readouterr().out

@@ -16,6 +16,7 @@ import pytest
 from made_runs import Made, make_run
 
 from workflow.figures import machine, training
+from workflow.figures.style import STATUS
 from workflow.stop import node_hours
 from workflow.timeline import coloured, timeline, work
 from workflow.view import View
@@ -217,6 +218,26 @@ def test_failures_are_counted_by_reason_and_by_whether_there_is_hope(tmp_path):
     }
     assert bars["failed"] == {"oom": 2, "walltime": 0, "driver ended": 0}
     assert bars["cut off or tried again"] == {"oom": 0, "walltime": 1, "driver ended": 1}
+
+
+def test_a_bar_has_the_colour_and_the_pattern_of_its_fate_in_every_figure(tmp_path):
+    ends = [{"at": 0, "begun": 1, "end": 2, "status": "failed", "reason": "oom"}, {"at": 0}]
+    view = hand_made(tmp_path, ends, [{"at": 9, "begun": 10, "end": 11}])
+    colour, shape = STATUS["failed"], machine.PATTERNS["failed"]
+    for figure in (machine.timeline(view), machine.failure_counts(view)):
+        [failed] = [bar for bar in figure.data if bar.name == "failed"]
+        assert (failed.marker.color, failed.marker.pattern.shape) == (colour, shape)
+    bars, *curves = machine.cost(view).data
+    place = list(bars.x).index("failed")
+    assert (bars.marker.color[place], bars.marker.pattern.shape[place]) == (colour, shape)
+    [curve] = [curve for curve in curves if curve.name == "failed"]
+    assert (curve.fillcolor, curve.fillpattern.shape) == (colour, shape)
+
+
+def test_each_status_of_a_task_has_a_colour_of_its_own():
+    """The headline's bar counts tasks of all of them."""
+    assert {"waiting", "running", "done", "failed", "dropped"} < set(STATUS)
+    assert len(set(STATUS.values())) == len(STATUS)
 
 
 # -- trainings -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from told_runs import MIXED, REAL, TWO, Told, write_run
 
 from workflow.figures import search
 from workflow.figures.axes import Axis, axes_of, robust_range, shortened
-from workflow.space import Real
+from workflow.space import Choice, Real
 from workflow.surrogate import Surrogate
 from workflow.view import View
 
@@ -358,7 +358,37 @@ def test_trials_outside_of_a_space_that_changed_are_left_out(tmp_path):
     all_figures(changed)
 
 
+def test_what_a_study_says_is_no_markup_in_its_figures(tmp_path):
+    kinds = ["<b>x</b>", "y & z", "1"]
+    space = f'"model.args.kind" = {{ type = "choice", values = {kinds} }}\n{REAL}'
+    trials = [
+        Told(point={"kind": kinds[n % 3], "a": n / 9}, foms=[n, n + 1], seconds=9 - n)
+        for n in range(9)
+    ]
+    view = write_run(tmp_path / "run", trials, space, further=["seconds"])
+    view.ledger.sessions[-1]["scoring"]["objective"]["metric"] = "val_<b>x</b>"
+    figures = all_figures(view)
+    dimensions = figures["parallel"].data[0].dimensions
+    [kind] = [each for each in dimensions if each.label == "kind"]
+    assert list(kind.ticktext) == kinds  # which plotly takes as they are
+    kind.ticktext = []
+    for name, figure in figures.items():
+        assert "<b>x</b>" not in str(figure.to_dict()), name
+    assert "kind = &lt;b&gt;x&lt;/b&gt;" in str(figures["convergence"].to_dict())
+    assert "val_&lt;b&gt;x" in figures["front"].layout.yaxis.title.text
+
+
 # Axes
+
+
+def test_a_name_is_cut_before_it_is_escaped():
+    axis = Axis("a", '<i>"name" of 28 letters at most', Choice(values=['<"&">', "x"]))
+    assert axis.label == '&lt;i&gt;"name" of 28 letters at most'
+    assert axis.layout()["title_text"] == axis.label
+    assert axis.layout()["ticktext"] == ['&lt;"&amp;"&gt;', "x"]
+    shown = axis.parallel(["x", '<"&">'])
+    assert shown["label"] == '&lt;i&gt;"name" of …'
+    assert shown["ticktext"] == ['<"&">', "x"]
 
 
 def test_far_outliers_do_not_stretch_a_range():

@@ -58,6 +58,7 @@ class Told:
     status: str = "done"  # or failed, running, dropped (but for the first fold)
     seconds: float = 1.0  # another objective
     settings: dict[str, Any] = field(default_factory=dict)
+    parent: int | None = None
 
 
 def write_run(
@@ -101,7 +102,7 @@ def _rows(number: int, trial: Told) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             **{"event": "trial", "time": begin, "trial": number, "point": point},
-            **{"num_folds": len(trial.foms), "settings": trial.settings},
+            **{"num_folds": len(trial.foms), "settings": trial.settings, "parent": trial.parent},
         }
     ]
     if trial.status == "dropped":

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow import look, tables
-from workflow.stop import node_hours
 from workflow.timeline import timeline
 from workflow.view import View
 
@@ -44,7 +43,8 @@ class Comparison:
 
     best: int | None = None  # None: no trial has a score
     second: int | None = None  # None: no other has one
-    num_trials: int = 0  # of which the best was picked: those with a score or dropped by racing
+    num_trials: int = 0  # of which the best was picked: with a score, or dropped by racing
+    kin: int = 0  # of these, which it goes on from, or which go on from it: compared with none
     folds: int = 0  # that both have
     difference: float = math.nan  # mean over folds; more than 0 where the best is better
     error: float = math.nan  # its standard error; NaN of one fold
@@ -55,7 +55,8 @@ class Comparison:
         if self.best is None:
             return "no trial has a score yet"
         if self.second is None:
-            return f"t{self.best:03d} is the only trial with a score"
+            but = ", but for what it goes on from and what goes on from it" if self.kin else ""
+            return f"t{self.best:03d} is the only trial with a score{but}"
         pair = f"t{self.best:03d}", f"t{self.second:03d}"
         if not self.folds:
             return f"{pair[0]} and {pair[1]} have no fold in common; {self._picked()}"
@@ -85,17 +86,40 @@ def against_runner_up(view: View) -> Comparison:
     The folds' training sets overlap, so that their differences are not independent: the variance of
     the mean is taken as s^2 (1/J + 1/(K - 1)) on J shared ones of K folds, where 1/(K - 1) is the
     ratio of test to training data (Nadeau and Bengio 2003, Machine Learning 52:239). It does not
-    know that the best was picked afterwards.
+    know that the best was picked afterwards. Trials that it goes on from, or that go on from it,
+    share their training with it, and are passed over.
     """
     scored = view.best_first["trial"].tolist()
-    num_trials = len(scored) + int((view.trials["status"] == "dropped").sum())
-    if len(scored) < 2:
-        return Comparison(scored[0] if scored else None, num_trials=num_trials)
-    foms = _foms(view, scored[:2]).to_numpy()
+    if not scored:
+        return Comparison()
+    best, others = scored[0], [each for each in scored[1:] if not _are_kin(view, each, scored[0])]
+    dropped = view.trials.loc[view.trials["status"] == "dropped", "trial"]
+    picked = Comparison(
+        best,
+        num_trials=len(scored) + int(dropped.isin(view.ledger.compared()).sum()),
+        kin=len(scored) - 1 - len(others),
+    )
+    if not others:
+        return picked
+    foms = _foms(view, [best, others[0]]).to_numpy()
     differences = (foms[1] - foms[0]) * (1 if view.goal == "min" else -1)
     shared = differences[np.isfinite(differences)]
-    statistics = corrected_t(shared, foms.shape[1])
-    return Comparison(scored[0], scored[1], num_trials, len(shared), *statistics)
+    mean, error, t, p = corrected_t(shared, foms.shape[1])
+    found = replace(picked, second=others[0], folds=len(shared))
+    return replace(found, difference=mean, error=error, t=t, p=p)
+
+
+def _are_kin(view: View, one: int, other: int) -> bool:
+    """Whether one of two trials goes on from the other, if need be over several others."""
+    return one in _line(view, other) or other in _line(view, one)
+
+
+def _line(view: View, trial: int) -> list[int]:
+    """A trial, and those that it goes on from."""
+    line = [trial]
+    while (parent := view.ledger.trials_by_number[line[-1]].proposal.parent) is not None:
+        line.append(parent)
+    return line
 
 
 def corrected_t(differences: np.ndarray, num_folds: int) -> tuple[float, float, float, float]:
@@ -124,7 +148,6 @@ def _p_text(p: float) -> str:
 def summary(view: View) -> dict[str, Any]:
     """The headline facts, as plain values; None where there is nothing yet."""
     utilisation = timeline(view).utilisation
-    best = view.best_first
     return {
         "name": view.name,
         "folder": str(view.folder),
@@ -132,10 +155,7 @@ def summary(view: View) -> dict[str, Any]:
         "goal": view.goal,
         "running": view.is_running,
         "num_trials": view.num_trials,
-        **look.counted(view.tasks, view.trials),
-        "best": None if best.empty else look.best_facts(view.ledger, best.iloc[0]),
-        "hours": view.ledger.hours(),
-        "node_hours": node_hours(view.ledger, view.node_share),
+        **look.headline(view.ledger, view.tasks, view.trials, view.best_first),
         "utilisation": None if math.isnan(utilisation) else utilisation,
         "site": view.ledger.sessions[-1].get("site"),
         "started": view.ledger.sessions[0]["time"],  # Unix seconds

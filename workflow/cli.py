@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from apps.contract import VERSION, N3LOError, Plain, write_text
+from apps.contract import VERSION, N3LOError, Plain
 from sites import get
 from sites.base import Site, SiteError, threads
 from sites.settings import user_folder
@@ -27,10 +27,12 @@ from workflow import extras
 
 if TYPE_CHECKING:
     from sites.batch import Batch
+    from workflow.view import View
 
 DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # to write
+NO_WAY = (errno.EACCES, errno.EPERM, errno.ENOTDIR)  # to read or to write
 
 # What it does, or the commands below it; its line of help; what adds its arguments.
 _Command: TypeAlias = tuple[
@@ -70,11 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in (*NO_ROOM, *NO_WAY):
+            does = "write" if error.errno in NO_ROOM else "read or write"
             lost = "nothing that finished is lost, and the same command goes on"
             # While writing, the file is not always known.
             name = error.filename or getattr(options, "runs", "standard output")
-            return _say(f"cannot write '{name}': {error.strerror}; {lost}", USER_ERROR)
+            return _say(f"cannot {does} '{name}': {error.strerror}; {lost}", USER_ERROR)
         return _internal_error()
     except Exception:  # noqa: BLE001  a traceback is for us, not for the user
         return _internal_error()
@@ -229,12 +232,14 @@ def _report_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--markdown", type=Path, metavar="FILE", help="a summary as Markdown")
     command.add_argument("--figures", type=Path, metavar="FOLDER", help="the figures for a paper")
     command.add_argument(
-        "--format", choices=["pdf", "png", "svg"], default="pdf", help="of figures (default: pdf)"
+        "--format", choices=["pdf", "png", "svg"], help="of the figures (default: pdf)"
     )
 
 
 def _compare_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    command.add_argument(
+        "runs_to_compare", nargs="+", type=Path, metavar="RUN", help="a study file or a run folder"
+    )
     command.add_argument("--to", type=Path, metavar="FILE", help="also as a page, with a figure")
 
 
@@ -402,42 +407,84 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from workflow import console, page, report, session
-    from workflow.view import View
+    from workflow import console, report, session
 
-    ledger, file = session.open_ledger(options.study, options.runs)
+    if options.format is not None and options.figures is None:
+        raise N3LOError(f"--format {options.format} is that of figures: add --figures FOLDER")
+    view = _view(options.study, options.runs)
+    to = options.to
+    if to is None and os.access(view.folder, os.W_OK):  # a colleague's is only read
+        to = view.folder / "report.html"
+    _check_targets(options, to)
     out = console.terminal()
-    report.print_report(ledger, file.study, out)
+    report.print_report(view.ledger, view.file.study, out)
     # Without a search, as where its library is not installed, the best score is all there is.
     with suppress(N3LOError):
-        session.print_recommended(session.make_search(file), file, ledger, out)
-    view = View(ledger.folder)
-    path = options.to or ledger.folder / "report.html"
-    page.write_page(view, path)
-    written = [path]
-    if options.markdown is not None:
-        write_text(options.markdown, page.markdown(view))
-        written.append(options.markdown)
-    if options.figures is not None:
-        written += page.write_figures(page.figures(view), options.figures, options.format)
-    out.print("\nWritten", style="bold")
+        search = session.make_search(view.file)
+        session.print_recommended(search, view.file, view.ledger, out)
+    if to is None:
+        why = f"'{view.folder}' cannot be written to; --to FILE writes it elsewhere"
+        out.print(f"\nNo page: {why}", markup=False, soft_wrap=True)
+    written = _write_report(options, to, view)
+    if written:
+        out.print("\nWritten", style="bold")
     for path in written:
         out.print(str(path), soft_wrap=True)
     return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from workflow import compare, console, page, report
-    from workflow.view import View
+def _check_targets(options: argparse.Namespace, to: Path | None) -> None:
+    """What is in the way is said before anything is drawn."""
+    from workflow import whole
 
-    views = [View(folder) for folder in options.folders]
+    for path in (to, options.markdown):
+        if path is not None:
+            whole.check_file(path)
+    if options.figures is not None:
+        extras.require("kaleido")
+        whole.check_folder(options.figures)
+
+
+def _write_report(options: argparse.Namespace, to: Path | None, view: View) -> list[Path]:
+    """Write the page, and what else is asked for; return all paths."""
+    from workflow import page, whole
+
+    written = []
+    made = page.figures(view) if to is not None or options.figures is not None else {}
+    if to is not None:
+        page.write_page(view, to, made)
+        written.append(to)
+    if options.markdown is not None:
+        whole.write_whole(options.markdown, page.markdown(view))
+        written.append(options.markdown)
+    if options.figures is not None:
+        written += page.write_figures(made, options.figures, options.format or "pdf")
+    return written
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from workflow import compare, console, report, whole
+
+    views = [_view(path, options.runs) for path in options.runs_to_compare]
     compare.check_same_goal(views)
+    if options.to is not None:
+        whole.check_file(options.to)
     out = console.terminal()
     out.print(report.plain_table(compare.table(views)))
     if options.to is not None:
+        from workflow import page  # with plotly, which takes a second
+
         page.write_comparison(views, options.to)
         out.print(str(options.to), soft_wrap=True)
     return 0
+
+
+def _view(path: Path, runs: Path) -> View:
+    """A run, by its study or its folder."""
+    from workflow import session
+    from workflow.view import View
+
+    return View(path if path.is_dir() else session.open_ledger(path, runs)[0].folder)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -540,7 +587,7 @@ COMMANDS: dict[str, _Command] = {
         "best trials, failures, scaling, cost; the same and figures as a page",
         [*_STARTED, _report_options],
     ),
-    "compare": (_compare, "several runs beside each other", [_compare_options]),
+    "compare": (_compare, "several runs beside each other", [_compare_options, _runs_option]),
     "export": (
         _export,
         "write the ledger as tables, or for Optuna, MLflow or TensorBoard",

@@ -72,9 +72,8 @@ def course(view: View) -> Course:
     used = view.ledger.trials_by_number
     ends = tasks.groupby("trial")["ended"].max().sort_values(kind="stable")
     ended = [int(number) for number in ends.index if used[int(number)].is_ended]
-    in_full = set(view.ledger.in_full())
-    scores = view.trials.set_index("trial")["score"]
-    values = [float(scores[number]) if number in in_full else np.nan for number in ended]
+    scores = view.best_first.set_index("trial")["score"].to_dict()
+    values = [scores.get(number, np.nan) for number in ended]
     seconds = [sum(task.occupied_s for task in used[number].tasks.values()) for number in ended]
     better = np.fmin if view.goal == "min" else np.fmax
     return Course(

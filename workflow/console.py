@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -86,7 +87,7 @@ class Console:
             self.live.update(Group(self._headline(ledger), self._table(ledger)), refresh=True)
 
     def _table(self, ledger: Ledger) -> RenderableType:
-        trials = by_score(ledger.trials(), self.objective.goal)
+        trials = ranked(ledger.trials(), self.objective.goal, ledger)
         active = trials[trials["status"] == "running"]
         rest = trials[trials["status"] != "running"].head(max(ROWS - len(active), 1))
         return trials_table(pd.concat([active, rest]), self.num_folds)
@@ -137,9 +138,30 @@ def by_score(trials: pd.DataFrame, goal: str) -> pd.DataFrame:
     )
 
 
+def best_first(trials: pd.DataFrame, goal: str, ledger: Ledger) -> pd.DataFrame:
+    """The trials of the largest budget that have a finite score, the best first.
+
+    What others have come to says little of what they would come to in full.
+    """
+    can_be = np.isfinite(trials["score"]) & trials["trial"].isin(ledger.compared())
+    return by_score(trials[can_be], goal)
+
+
+def ranked(trials: pd.DataFrame, goal: str, ledger: Ledger) -> pd.DataFrame:
+    """All trials: `best_first`, and the others by their score after them."""
+    first = best_first(trials, goal, ledger).index
+    return trials.loc[[*first, *by_score(trials.drop(first), goal).index]]
+
+
+def as_seen(table: pd.DataFrame, is_running: bool) -> pd.DataFrame:
+    """Trials or tasks; without a driver nothing runs: what the ledger has so was interrupted."""
+    said = {} if is_running else {"running": "waiting"}
+    return table.assign(status=table["status"].replace(said))
+
+
 def best_line(ledger: Ledger, objective: Objective) -> str:
     """The best trial's score in words; empty before there is one."""
-    scored = by_score(ledger.trials(), objective.goal).dropna(subset=["score"])
+    scored = best_first(ledger.trials(), objective.goal, ledger)
     if scored.empty:
         return ""
     best = scored.iloc[0]

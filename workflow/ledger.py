@@ -159,7 +159,11 @@ class Ledger:
         self._num_read = 0  # bytes of the file
 
     def refresh(self) -> bool:
-        """Read what a driver has added; return whether there was anything."""
+        """Read what a driver has added; return whether there was anything.
+
+        Raises:
+            N3LOError: it may not be read, or a file is where its folder should be.
+        """
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._num_read:  # another ledger took its place
@@ -168,6 +172,8 @@ class Ledger:
                 added = file.read()
         except FileNotFoundError:
             return False
+        except (NotADirectoryError, PermissionError) as error:
+            raise N3LOError(f"cannot read '{self.path}': {error.strerror}") from None
         rows = []
         for line in added.splitlines(keepends=True):
             row = _row(line)
@@ -399,13 +405,24 @@ class Ledger:
 
         A trial whose proposal does not set it has the study's own, which is the largest.
         """
-        proposals = {n: trial.proposal for n, trial in sorted(self.trials_by_number.items())}
-        found = list(proposals)
-        for path in BUDGETS:
-            budget = {n: proposals[n].settings.get(path, math.inf) for n in found}
-            largest = max(budget.values(), default=math.inf)
-            found = [n for n in found if budget[n] == largest]
-        return found
+        return self._of_largest_budget(sorted(self.trials_by_number))
+
+    def compared(self) -> list[int]:
+        """The trials that are compared: of the largest budget with which one has all its results.
+
+        What trials with less have come to says little of what they would come to with more.
+        """
+        done = [n for n, trial in sorted(self.trials_by_number.items()) if trial.is_done]
+        with_it = set(map(self._budget, self._of_largest_budget(done)))
+        return [n for n in sorted(self.trials_by_number) if self._budget(n) in with_it]
+
+    def _of_largest_budget(self, trials: list[int]) -> list[int]:
+        largest = max(map(self._budget, trials), default=())
+        return [n for n in trials if self._budget(n) == largest]
+
+    def _budget(self, trial: int) -> tuple[float, ...]:
+        settings = self.trials_by_number[trial].proposal.settings
+        return tuple(settings.get(path, math.inf) for path in BUDGETS)
 
     def root(self, trial: int) -> int:
         """The trial from which this one, or its parent, or its parent's parent, ... began."""

@@ -21,8 +21,10 @@ from rich.text import Text
 from apps.contract import N3LOError, TaskPaths, read_json
 from workflow.console import (
     ROWS,
+    as_seen,
+    best_first,
     best_line,
-    by_score,
+    ranked,
     score_text,
     trials_table,
     value_text,
@@ -44,47 +46,52 @@ _FOLD_COLUMNS = (
 def overview(ledger: Ledger, study: Study) -> dict[str, Any]:
     """How far a study is, as plain values; what `status --json` prints."""
     running = is_running(ledger.folder)
-    tasks, trials = _now(ledger.tasks(), running), _now(ledger.trials(), running)
+    tasks, trials = as_seen(ledger.tasks(), running), as_seen(ledger.trials(), running)
     session = ledger.sessions[-1]
-    scored = by_score(trials, study.search.objective.goal).dropna(subset=["score"])
+    best = best_first(trials, study.search.objective.goal, ledger)
     return {
         "study": study.name,
         "folder": str(ledger.folder),
         "running": running,
         "driver": {name: session.get(name) for name in ("site", "host", "pid", "time")},
-        "num_trials": study.search.num_trials,
-        **counted(tasks, trials),
-        "best": None if scored.empty else best_facts(ledger, scored.iloc[0]),
+        "num_trials": session.get("num_trials", study.search.num_trials),
+        **headline(ledger, tasks, trials, best),
         "now": [_at_work(ledger, row, study) for row in _running(tasks)],
-        "hours": ledger.hours(),
-        "node_hours": node_hours(ledger, session.get("node_share", 1.0)),
     }
 
 
-def _now(table: pd.DataFrame, running: bool) -> pd.DataFrame:
-    """Without a driver nothing runs: what the ledger has as running was interrupted."""
-    said = {} if running else {"running": "waiting"}
-    return table.assign(status=table["status"].replace(said))
+def headline(
+    ledger: Ledger, tasks: pd.DataFrame, trials: pd.DataFrame, best: pd.DataFrame
+) -> dict[str, Any]:
+    """The trials and tasks of each status, the tasks that failed by reason, the best trial, the
+    cost: as plain values.
 
-
-def counted(tasks: pd.DataFrame, trials: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """How many trials and tasks have each status, and how many tasks failed for each reason."""
+    Args:
+        best: those of the trials that `best_first` has.
+    """
     return {
         "trials": dict(sorted(Counter(trials["status"]).items())),
         "tasks": dict(sorted(Counter(tasks["status"]).items())),
         "failures": dict(Counter(tasks.loc[tasks["status"] == "failed", "reason"])),
+        "best": None if best.empty else _best_facts(ledger, best.iloc[0]),
+        "hours": ledger.hours(),
+        "node_hours": node_hours(ledger, ledger.sessions[-1].get("node_share", 1.0)),
     }
 
 
-def best_facts(ledger: Ledger, row: pd.Series[Any]) -> dict[str, Any]:
-    """Of the best trial, from its row of the ledger's table, as plain values."""
-    number, spread = int(row["trial"]), float(row["spread"])
+def _best_facts(ledger: Ledger, row: pd.Series[Any]) -> dict[str, Any]:
+    number = int(row["trial"])
     return {
         "trial": number,
         "score": float(row["score"]),
-        "spread": None if math.isnan(spread) else spread,
+        "spread": _finite(float(row["spread"])),
         "point": ledger.trials_by_number[number].point,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """None of what JSON has no number for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _running(tasks: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -106,7 +113,7 @@ def _at_work(ledger: Ledger, row: dict[str, Any], study: Study) -> dict[str, Any
         "task": name,
         "attempt": int(row["attempt"]),
         "epoch": last.get("epoch"),
-        metric: last.get(metric),
+        metric: _finite(last.get(metric)),
         "begun": place.get("begun"),
         "job": place.get("job"),
         "nodes": place.get("hosts", []),
@@ -190,7 +197,7 @@ def _screen(seen: dict[str, Any], ledger: Ledger, study: Study) -> RenderableTyp
         lines.append(Text(f"failed: {failed}; 'report' has what happened and the logs"))
     if seen["now"]:
         lines.append(_now_table(seen["now"], study.search.objective.metric))
-    lines.append(_trials(_now(ledger.trials(), seen["running"]), study))
+    lines.append(_trials(ledger, as_seen(ledger.trials(), seen["running"]), study))
     return Group(*lines)
 
 
@@ -209,9 +216,9 @@ def _now_table(now: list[dict[str, Any]], metric: str) -> Table:
     return table
 
 
-def _trials(trials: pd.DataFrame, study: Study) -> RenderableType:
+def _trials(ledger: Ledger, trials: pd.DataFrame, study: Study) -> RenderableType:
     """Those at work and the best of the others, as many as a screen has room for."""
-    trials = by_score(trials, study.search.objective.goal)
+    trials = ranked(trials, study.search.objective.goal, ledger)
     is_active = trials["status"] == "running"
     rest = trials[~is_active]
     shown = rest.head(max(ROWS - int(is_active.sum()), 1))
@@ -235,7 +242,7 @@ def trial_facts(ledger: Ledger, number: int) -> dict[str, Any]:
         raise N3LOError(f"t{number:03d}: there is no such trial in {ledger.folder}: {there}")
     trial = ledger.trials_by_number[number]
     running = is_running(ledger.folder)
-    trials, tasks = _now(ledger.trials(), running), _now(ledger.tasks(), running)
+    trials, tasks = as_seen(ledger.trials(), running), as_seen(ledger.tasks(), running)
     [row] = _records(trials[trials["trial"] == number][["status", "score", "spread"]])
     return {
         "trial": number,

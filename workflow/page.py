@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import logging
 import math
-import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +16,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from apps.contract import N3LOError, write_text
+from apps.contract import N3LOError
 from workflow import best, compare
 from workflow.console import score_text, short_names, value_text
 from workflow.figures import machine, search, several, training
 from workflow.surrogate import Surrogate
 from workflow.view import View
+from workflow.whole import check_file, whole_file, write_whole
 
 MOST_ROWS = 1000  # of a table
 PAPER_WIDTH, PAPER_SCALE = 800, 3  # pixels; of a PNG, by which they are multiplied
@@ -79,9 +82,13 @@ def figures(view: View) -> dict[str, go.Figure]:
     return made
 
 
-def write_page(view: View, path: Path) -> None:
-    """Write the report of a run as one HTML file, which needs no network."""
-    shown = figures(view)
+def write_page(view: View, path: Path, made: Mapping[str, go.Figure] | None = None) -> None:
+    """Write the report of a run as one HTML file, which needs no network.
+
+    Args:
+        made: its `figures`, if they are there already.
+    """
+    shown = figures(view) if made is None else made
     parts = [
         _section("Summary", _facts(best.summary(view))),
         _section(
@@ -117,27 +124,42 @@ def write_figures(made: Mapping[str, go.Figure], folder: Path, kind: str) -> lis
     """Write figures for a paper, one file each; return their paths.
 
     Raises:
-        N3LOError: what draws them is missing.
+        ModuleNotFoundError: kaleido is not installed.
+        N3LOError: it finds no browser that works, or a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in made.items():
-        path = folder / f"{name}.{kind}"
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        # A menu cannot be opened on paper.
-        still = go.Figure(figure).update_layout(updatemenus=[], width=PAPER_WIDTH)
+    import kaleido  # type: ignore[import-untyped]  # only who wants files has it
+    from kaleido.errors import KaleidoError  # type: ignore[import-untyped]
+
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # an error is ours to say
+    paths = {name: folder / f"{name}.{kind}" for name in made}
+    for path in paths.values():
+        check_file(path)
+    with tempfile.TemporaryDirectory(prefix="n3lo-") as there:
+        drawn = [
+            {
+                # A menu cannot be opened on paper.
+                "fig": go.Figure(figure).update_layout(updatemenus=[], width=PAPER_WIDTH),
+                "path": Path(there) / paths[name].name,
+                "opts": {"format": kind, "scale": PAPER_SCALE if kind == "png" else 1},
+            }
+            for name, figure in made.items()
+        ]
         try:
-            content = still.to_image(format=kind, scale=PAPER_SCALE if kind == "png" else 1)
-        except (ImportError, ValueError, RuntimeError) as error:
-            first = str(error).strip().partition("\n")[0]
+            # One browser for all. For TeX, which is in none of them, it would ask a network.
+            kaleido.write_fig_from_object_sync(
+                drawn, kopts={"mathjax": False}, cancel_on_error=True
+            )
+        except (RuntimeError, KaleidoError, TimeoutError) as error:
+            said = str(error.args[0] if error.args else type(error).__name__)
+            first = said.partition("\n")[0].partition(". ")[0].rstrip(".")
             raise N3LOError(
-                f"figures as {kind} are drawn by kaleido and a Chrome or Chromium: {first}; "
-                f"pip install 'n3lo[monitor]', and 'plotly_get_chrome' or your system's package"
+                f"figures as {kind} are drawn by a Chrome or Chromium: {first}; install the "
+                f"package of your system, or type 'plotly_get_chrome'"
             ) from None
-        beside.write_bytes(content)
-        os.replace(beside, path)
-        written.append(path)
-    return written
+        for path in paths.values():
+            with whole_file(path) as beside:
+                shutil.copyfile(Path(there) / path.name, beside)
+    return list(paths.values())
 
 
 def markdown(view: View) -> str:
@@ -164,7 +186,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, str]:
         "goal": f"{facts['metric']} ({facts['goal']})",
         "trials": f"{_counts(facts['trials'])} (budget: {facts['num_trials']})",
         "tasks": _counts(facts["tasks"]),
-        "site": f"{facts['site']}, since {started}",
+        "started": started if facts["site"] is None else f"{started}, on {facts['site']}",
         "cost": f"{facts['node_hours']:.3g} node-hours, in {facts['hours']:.3g} hours of drivers",
     }
     if facts["utilisation"] is not None:
@@ -186,7 +208,6 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _write(path: Path, title: str, parts: Sequence[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     name = html.escape(title)
     head = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
@@ -194,7 +215,7 @@ def _write(path: Path, title: str, parts: Sequence[str]) -> None:
         f"<script>{get_plotlyjs()}</script></head>"
     )
     body = "\n".join(parts)
-    write_text(path, f"{head}<body><h1>{name}</h1>{body}<script>{_SORT}</script></body></html>\n")
+    write_whole(path, f"{head}<body><h1>{name}</h1>{body}<script>{_SORT}</script></body></html>\n")
 
 
 def _section(title: str, *parts: str) -> str:
@@ -266,7 +287,12 @@ def _is_missing(value: object) -> bool:
 def _markdown_table(rows: pd.DataFrame) -> list[str]:
     names = short_names([str(name) for name in rows.columns])
     lines = [
-        ["" if _is_missing(value) else value_text(value).replace("|", "\\|") for value in row]
+        ["" if _is_missing(value) else _markdown_cell(value) for value in row]
         for row in rows.itertuples(index=False, name=None)
     ]
     return [f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *lines)]
+
+
+def _markdown_cell(value: object) -> str:
+    """In one line, of one cell."""
+    return " ".join(value_text(value).split()).replace("|", "\\|")

@@ -13,7 +13,8 @@ from rich.text import Text
 from apps.contract import Objective, TaskPaths
 from workflow import scaling
 from workflow.console import (
-    by_score,
+    best_first,
+    ranked,
     score_text,
     short_names,
     trials_table,
@@ -30,10 +31,11 @@ MOST_LAYOUTS = 24
 def print_report(ledger: Ledger, study: Study, out: Terminal) -> None:
     """The best trials, the front, the failures with their reasons, scaling, and the cost."""
     objective = study.search.objective
-    trials = by_score(ledger.trials(), objective.goal)
+    trials = ranked(ledger.trials(), objective.goal, ledger)
+    best = best_first(trials, objective.goal, ledger)
     out.print(f"{study.name}: {objective.metric} ({objective.goal}) over {study.data.folds} folds")
     out.print("\nBest trials", style="bold")
-    out.print(trials_table(trials.dropna(subset=["score"]).head(BEST), study.data.folds))
+    out.print(trials_table(best.head(BEST), study.data.folds))
     if ledger.scoring.further:
         out.print(
             "\nPareto front: no trial is better in one without being worse in another", style="bold"
@@ -62,7 +64,7 @@ def plain_table(rows: pd.DataFrame) -> Table:
 def print_best(ledger: Ledger, study: Study, out: Terminal) -> None:
     """The end of a run: the best trial and where its files are."""
     objective: Objective = study.search.objective
-    scored = by_score(ledger.trials(), objective.goal).dropna(subset=["score"])
+    scored = best_first(ledger.trials(), objective.goal, ledger)
     if scored.empty:
         out.print("no trial has a score yet")
         return

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from scipy.stats import qmc
 
 from workflow.search.base import Observation
 from workflow.search.bayesian import Codec
@@ -240,6 +239,8 @@ def sobol_indices(
         function: (m, D) -> (m,).
         num: rows of the sample, a power of two; the function is asked D + 2 times as many.
     """
+    from scipy.stats import qmc  # it takes 0.9 s, and few look at this
+
     sample = qmc.Sobol(2 * num_dimensions, seed=SEED).random(num)
     a, b = sample[:, :num_dimensions], sample[:, num_dimensions:]
     f_a, f_b = function(a), function(b)
@@ -266,7 +267,7 @@ def todays_points(view: View) -> dict[int, Point]:
     trials = view.ledger.trials_by_number
     found = {
         number: space.completed(trials[number].point, own)
-        for number in view.ledger.in_full()
+        for number in view.ledger.compared()
         if not trials[number].aside
     }
     return {number: point for number, point in found.items() if point is not None}
@@ -277,7 +278,7 @@ def _seen(view: View) -> list[tuple[Point, float, float]]:
 
     Of more than `MOST`: the best half, where the model has to be good, and any of the rest.
     """
-    in_full = set(view.ledger.in_full())
+    in_full = set(view.ledger.compared())
     history, _ = view.ledger.known()
     scored = [(each, value) for each in history if (value := _value(each, in_full)) is not None]
     if len(scored) > MOST:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from apps.contract import N3LOError
 from workflow import extras
-from workflow.console import by_score
+from workflow.console import best_first
 from workflow.ledger import Ledger
 from workflow.study import Study
 
@@ -27,7 +27,7 @@ def folder_of(ledger: Ledger, study: Study, trial: int | None, fold: int) -> Pat
     tasks = ledger.tasks()
     done = tasks[(tasks["status"] == "done") & (tasks["fold"] == fold)]
     if trial is None:
-        scored = by_score(ledger.trials(), study.search.objective.goal).dropna(subset=["score"])
+        scored = best_first(ledger.trials(), study.search.objective.goal, ledger)
         finished = [number for number in scored["trial"] if number in set(done["trial"])]
         if not finished:
             raise N3LOError(f"no trial has finished fold {fold} yet")
@@ -46,7 +46,7 @@ def best_folders(ledger: Ledger, study: Study, most: int) -> dict[int, list[Path
     """
     if most < 1:
         raise N3LOError(f"--best {most}: is not at least 1")
-    scored = by_score(ledger.trials(), study.search.objective.goal).dropna(subset=["score"])
+    scored = best_first(ledger.trials(), study.search.objective.goal, ledger)
     if scored.empty:
         raise N3LOError("no trial has finished all its folds yet; see 'status'")
     return {

@@ -13,7 +13,7 @@ import pandas as pd
 
 from apps.contract import read_json
 from workflow import runfolder, tables
-from workflow.console import by_score
+from workflow.console import as_seen, best_first, ranked
 
 Task = tuple[int, int]  # trial, fold
 
@@ -88,12 +88,12 @@ class View:
     @cached_property
     def tasks(self) -> pd.DataFrame:
         """As `Ledger.tasks`; without a driver nothing runs: what does was interrupted."""
-        return self._without_ghosts(self.ledger.tasks())
+        return as_seen(self.ledger.tasks(), self.is_running)
 
     @cached_property
     def trials(self) -> pd.DataFrame:
         """As `Ledger.trials`, likewise."""
-        return self._without_ghosts(self.ledger.trials())
+        return as_seen(self.ledger.trials(), self.is_running)
 
     @cached_property
     def attempts(self) -> pd.DataFrame:
@@ -120,13 +120,13 @@ class View:
 
     @property
     def ranked(self) -> pd.DataFrame:
-        """The trials, best first; those without a score last, by number."""
-        return by_score(self.trials, self.goal)
+        """All trials: `best_first`, and the others by their score after them."""
+        return ranked(self.trials, self.goal, self.ledger)
 
     @property
     def best_first(self) -> pd.DataFrame:
-        """The trials that have a score, the best first."""
-        return self.ranked.dropna(subset=["score"])
+        """The trials of the largest budget that have a finite score, the best first."""
+        return best_first(self.trials, self.goal, self.ledger)
 
     def place(self, trial: int, fold: int) -> dict[str, Any]:
         """Where a task was started last: job, hosts, begun; empty as long as it waits."""
@@ -148,11 +148,6 @@ class View:
         if known is None or known.stamp != stamp:
             known = self._histories[trial, fold] = _Read(stamp, tables.history(path))
         return known.rows
-
-    def _without_ghosts(self, table: pd.DataFrame) -> pd.DataFrame:
-        if not self.is_running:
-            table["status"] = table["status"].replace("running", "waiting")
-        return table
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ from typing import Any
 from apps.tensorboard import begin_events, scalars, write_events
 from workflow import extras
 from workflow.exports.runs import Run, runs
-from workflow.exports.whole import whole_folder
 from workflow.ledger import Ledger
 from workflow.study import StudyFile
+from workflow.whole import whole_folder
 
 
 def write_event_files(ledger: Ledger, file: StudyFile, target: str) -> None:
     """Write a folder for `tensorboard --logdir`.
 
     Raises:
-        N3LOError: there is a folder of that name with other files.
+        N3LOError: there is a folder of that name with files of others.
         ModuleNotFoundError: TensorBoard is not installed.
     """
     extras.require("tensorboard")
-    with whole_folder(Path(target), holds="tfevents") as folder:
+    with whole_folder(Path(target)) as folder:
         for run in runs(ledger, file):
             events = begin_events(folder / run.name, first_epoch=0)
             write_events(events, _events(run))

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from apps.contract import N3LOError
-from workflow.exports.whole import DATABASES, whole_database, whole_file
 from workflow.ledger import Ledger
 from workflow.tables import TABLES
+from workflow.whole import DATABASES, check_file, whole_database, whole_file
 
 HDF5 = (".h5", ".hdf5")
 ENDINGS = (".csv", ".parquet", *HDF5, *DATABASES)
@@ -35,6 +35,7 @@ def write_tables(ledger: Ledger, path: Path, table: str | None = None) -> None:
             f"export to '{path}': the file must end in {', '.join(ENDINGS)}; for other programs "
             f"there is --as optuna, mlflow or tensorboard"
         )
+    check_file(path)
     holds_all = path.suffix in (*HDF5, *DATABASES)
     names = list(TABLES) if holds_all and table is None else [table or "tasks"]
     frames = {name: _frame(ledger, name) for name in names}

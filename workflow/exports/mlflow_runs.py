@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from apps.contract import N3LOError
 from workflow import extras
 from workflow.exports.runs import FACTS, Run, runs
-from workflow.exports.whole import whole_database
 from workflow.ledger import Ledger
 from workflow.study import StudyFile
+from workflow.whole import whole_database
 
 # What waits was cut off, or it would be no run.
 STATES = {

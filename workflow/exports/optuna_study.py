@@ -11,11 +11,11 @@ from typing import Any
 
 from apps.contract import Plain, canonical_json
 from workflow import extras
-from workflow.exports.whole import whole_database
 from workflow.ledger import Ledger, TrialState
 from workflow.scores import mean_and_spread
 from workflow.space import Dimension, Integer, Real, Scalar
 from workflow.study import StudyFile
+from workflow.whole import whole_database
 
 # What is aside does not count any more; Optuna has no state for that.
 STATES = {

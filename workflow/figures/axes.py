@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.console import short_names, value_text
-from workflow.figures.style import ticks
+from workflow.figures.style import escaped, ticks
 from workflow.space import Choice, Dimension, Ordinal, Scalar, Space
 
 Array = NDArray[np.float64]
@@ -30,6 +30,11 @@ class Axis:
     path: str
     name: str  # short
     dimension: Dimension
+
+    @property
+    def label(self) -> str:
+        """The name, as figures have it."""
+        return escaped(self.name)
 
     @property
     def is_listed(self) -> bool:
@@ -61,9 +66,9 @@ class Axis:
     def layout(self) -> dict[str, Any]:
         """What `update_xaxes` takes for it, or `update_yaxes`."""
         low, high = self.ends
-        title = {"title_text": self.name}
+        title = {"title_text": self.label}
         if self.is_listed:
-            texts = self.texts()
+            texts = [escaped(text) for text in self.texts()]
             return {
                 **title,
                 "type": "linear",
@@ -88,7 +93,10 @@ class Axis:
         }
 
     def parallel(self, values: Sequence[Scalar | None]) -> dict[str, Any]:
-        """What `go.Parcoords` takes for it; what is inactive stands below all values."""
+        """What `go.Parcoords` takes for it; what is inactive stands below all values.
+
+        It shows the texts of its ticks as they are, and those alone.
+        """
         places = self.places(values)
         low, high = self.ends
         marks: dict[str, Any] = {}
@@ -110,7 +118,7 @@ class Axis:
             }
             places, low = np.where(missing, below, places), below
         return {
-            "label": shortened(self.name, LONGEST),
+            "label": escaped(shortened(self.name, LONGEST)),
             "values": places,
             "range": [low, high],
             **marks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workflow.figures.style import GREY, HEIGHT, PALE, STATUS, empty, styled
+from workflow.figures.style import GREY, HEIGHT, PALE, STATUS, empty, escaped, styled
 from workflow.timeline import Timeline, fates_of, sessions_of, work
 from workflow.timeline import timeline as timeline_of
 from workflow.view import View
@@ -31,6 +30,7 @@ STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 FATES = ("done", "failed", "lost", "running")
 SAID = {"lost": "cut off or tried again"}  # of a fate, where its name does not say it
 PATTERNS = {"done": "", "failed": "x", "lost": "/", "running": "."}  # beside colours, for print
+_PATTERN = {"fgcolor": "white", "size": 6, "solidity": 0.15}
 
 
 def timeline(view: View) -> go.Figure:
@@ -90,13 +90,12 @@ def _bars(rows: pd.DataFrame, fate: str) -> dict[str, Any]:
             "task": _task_names(rows),
             "attempt": rows["attempt"],
             "status": rows["status"],
-            "why": [f"<br>{html.escape(text[:120])}" if text else "" for text in said],
+            "why": [f"<br>{escaped(text[:120])}" if text else "" for text in said],
             "seconds": [f"{value:,.0f} s" for value in seconds],
             "nodes": [_few(names) for names in rows["nodes"]],
-            "job": [f"<br>job {html.escape(job)}" if job else "" for job in rows["job"]],
+            "job": [f"<br>job {escaped(job)}" if job else "" for job in rows["job"]],
         }
     )
-    pattern = {"shape": PATTERNS[fate], "fgcolor": "white", "size": 6, "solidity": 0.15}
     few = len(rows) <= MOST_BARS / 10
     return {
         "name": SAID.get(fate, fate),
@@ -105,11 +104,7 @@ def _bars(rows: pd.DataFrame, fate: str) -> dict[str, Any]:
         "x": (1e3 * seconds).tolist(),
         "orientation": "h",
         "width": 0.8,
-        "marker": {
-            "color": STATUS[fate],
-            "pattern": pattern,
-            "line": {"color": "white", "width": 1 if few else 0},
-        },
+        "marker": {**_fill(fate), "line": {"color": "white", "width": 1 if few else 0}},
         "customdata": facts.astype(str).to_numpy(),
         "hovertemplate": (
             "%{customdata[0]}, attempt %{customdata[1]}: %{customdata[2]}%{customdata[3]}<br>"
@@ -136,7 +131,7 @@ def _label_nodes(figure: go.Figure, lanes: Sequence[str]) -> None:
     step = -(-len(nodes) // MOST_LABELS)
     figure.update_yaxes(
         tickvals=middles[::step],
-        ticktext=[html.escape(_short(node)) for node in nodes[::step]],
+        ticktext=[escaped(_short(node)) for node in nodes[::step]],
         range=[len(lanes) - 0.5, -0.5],
         showgrid=False,
         ticks="",
@@ -189,28 +184,11 @@ def cost(view: View) -> go.Figure:
     if rows.empty:
         return empty("Cost", "nothing has begun to run yet")
     sums = rows.groupby("fate")["node_hours"].sum()
-    fates = [fate for fate in FATES if fate in sums.index]
+    sums = sums[[fate for fate in FATES if fate in sums.index]]
     figure = make_subplots(cols=2, column_widths=[0.4, 0.6], horizontal_spacing=0.14)
-    figure.add_bar(
-        x=[SAID.get(fate, fate).replace(" or ", "<br>or ") for fate in fates],
-        y=[sums[fate] for fate in fates],
-        text=[f"{sums[fate]:.3g}" for fate in fates],
-        textposition="outside",
-        cliponaxis=False,
-        marker={
-            "color": [STATUS[fate] for fate in fates],
-            "pattern": {
-                "shape": [PATTERNS[fate] for fate in fates],
-                "fgcolor": ["white"] * len(fates),
-                "solidity": 0.15,
-            },
-        },
-        width=0.7,
-        showlegend=False,
-        hovertemplate="%{x}: %{y:.4g} node-hours<extra></extra>",
-    )
+    figure.add_bar(**_sums(sums))
     at = _curve_times(rows, sessions_of(view))
-    for fate in fates:
+    for fate in sums.index:
         figure.add_scatter(
             x=[_date(time) for time in at],
             y=_used_by(at, rows[rows["fate"] == fate], view.node_share),
@@ -219,12 +197,7 @@ def cost(view: View) -> go.Figure:
             mode="lines",
             line={"width": 0.5, "color": STATUS[fate]},
             fillcolor=STATUS[fate],
-            fillpattern={
-                "shape": PATTERNS[fate],
-                "fgcolor": "white",
-                "bgcolor": STATUS[fate],
-                "solidity": 0.15,
-            },
+            fillpattern={**_fill(fate)["pattern"], "bgcolor": STATUS[fate]},
             hovertemplate="%{y:.4g} node-hours",
             showlegend=False,
             row=1,
@@ -238,6 +211,25 @@ def cost(view: View) -> go.Figure:
     figure.update_yaxes(rangemode="tozero", range=[0, 1.12 * sums.max()], col=1)
     figure.update_yaxes(title_text="node-hours, added up", rangemode="tozero", col=2)
     return figure
+
+
+def _sums(sums: pd.Series[float]) -> dict[str, Any]:
+    """A bar a fate."""
+    fates = list(sums.index)
+    return {
+        "x": [SAID.get(fate, fate).replace(" or ", "<br>or ") for fate in fates],
+        "y": sums.tolist(),
+        "text": [f"{value:.3g}" for value in sums],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "marker": {
+            "color": [STATUS[fate] for fate in fates],
+            "pattern": {**_PATTERN, "shape": [PATTERNS[fate] for fate in fates]},
+        },
+        "width": 0.7,
+        "showlegend": False,
+        "hovertemplate": "%{x}: %{y:.4g} node-hours<extra></extra>",
+    }
 
 
 def _curve_times(rows: pd.DataFrame, sessions: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -283,38 +275,29 @@ def failures(view: View, most: int = MOST_FAILURES) -> pd.DataFrame:
 
 def failure_counts(view: View) -> go.Figure:
     """How often what went wrong; also where the task was tried again."""
-    tasks, attempts = view.tasks, view.attempts
+    tasks = view.tasks
     failed = tasks[tasks["status"] == "failed"]
-    orphans = failed[failed["submitted"].isna()]  # they had nothing to go on from
-    fates = pd.concat([fates_of(attempts), orphans["status"]])
-    said = attempts["reason"].mask(attempts["status"] == "lost", "driver ended")
-    said = pd.concat([said, orphans["reason"]])
-    kinds = ("failed", "lost")
-    counts = pd.DataFrame({fate: said[fates == fate].value_counts() for fate in kinds})
-    counts = counts.fillna(0)
+    counts = _reasons(view.attempts, failed)
     if counts.empty:
         return empty("Failures", "nothing has failed")
-    counts = counts.loc[counts.sum(axis=1).sort_values(kind="stable").index]
     figure = go.Figure()
-    for fate in kinds:
-        values, name = counts[fate].astype(int), SAID.get(fate, fate)
-        if values.any():
+    reasons = [escaped(str(reason)) for reason in counts.index]
+    for fate in counts.columns:
+        name = SAID.get(fate, fate)
+        if counts[fate].any():
             figure.add_bar(
                 name=name,
-                y=[html.escape(str(reason)) for reason in counts.index],
-                x=values,
+                y=reasons,
+                x=counts[fate],
                 orientation="h",
-                marker={
-                    "color": STATUS[fate],
-                    "pattern": {"shape": PATTERNS[fate], "fgcolor": "white", "solidity": 0.15},
-                },
+                marker=_fill(fate),
                 width=0.6,
                 hovertemplate="%{y}: %{x}<extra>" + name + "</extra>",
             )
-    sums = counts.sum(axis=1).astype(int)
+    sums = counts.sum(axis=1)
     figure.add_scatter(
         x=sums,
-        y=[html.escape(str(reason)) for reason in counts.index],
+        y=reasons,
         text=[f" {number}" for number in sums],
         mode="text",
         textposition="middle right",
@@ -335,6 +318,17 @@ def failure_counts(view: View) -> go.Figure:
     return figure
 
 
+def _reasons(attempts: pd.DataFrame, failed: pd.DataFrame) -> pd.DataFrame:
+    """How many attempts failed, and were lost, for each reason; the most frequent one last."""
+    orphans = failed[failed["submitted"].isna()]  # they had nothing to go on from
+    fates = pd.concat([fates_of(attempts), orphans["status"]])
+    said = attempts["reason"].mask(attempts["status"] == "lost", "driver ended")
+    said = pd.concat([said, orphans["reason"]])
+    counts = {fate: said[fates == fate].value_counts() for fate in ("failed", "lost")}
+    table = pd.DataFrame(counts).fillna(0).astype(int)
+    return table.loc[table.sum(axis=1).sort_values(kind="stable").index]
+
+
 def log_end(log: Path) -> str:
     """The last lines of a file; however long it is, little of it is read."""
     try:
@@ -350,7 +344,12 @@ def log_end(log: Path) -> str:
     return "\n".join(lines[-LOG_LINES:])
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- fates and words -------------------------------------------------------------------------------
+
+
+def _fill(fate: str) -> dict[str, Any]:
+    """The marker of its bars."""
+    return {"color": STATUS[fate], "pattern": {**_PATTERN, "shape": PATTERNS[fate]}}
 
 
 def _task_names(rows: pd.DataFrame) -> list[str]:
@@ -376,5 +375,5 @@ def _short(node: str) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    said = ", ".join(html.escape(name) for name in names[:4])
+    said = ", ".join(escaped(name) for name in names[:4])
     return said if len(names) <= 4 else f"{said} and {len(names) - 4} more"

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow import tables
 from workflow.console import score_text, short_names, value_text
+from workflow.figures.style import escaped
 from workflow.surrogate import todays_points
 from workflow.view import View
 
@@ -34,7 +35,7 @@ def ended(view: View) -> pd.DataFrame:
         known = {each.proposal.number: each.value for each in view.ledger.known()[0]}
         scores[is_dropped] = [known[n] for n, at in zip(numbers, is_dropped, strict=True) if at]
     scores[~np.isfinite(scores)] = math.nan
-    in_full = np.isin(np.array(numbers, dtype=int), view.ledger.in_full())
+    in_full = np.isin(np.array(numbers, dtype=int), view.ledger.compared())
     kinds[(kinds == "done") & ~in_full] = "less"
     kinds[np.isnan(scores)] = "failed"
     better = np.fmin if view.goal == "min" else np.fmax
@@ -58,9 +59,8 @@ def scored(view: View) -> pd.DataFrame:
     The point is as today's space has it; trials outside of it are left out.
     """
     points = todays_points(view)
-    trials = view.trials[["trial", "score", "spread"]]
-    chosen = np.isfinite(trials["score"]) & trials["trial"].isin(list(points))
-    rows: pd.DataFrame = trials[chosen].reset_index(drop=True)
+    trials = view.best_first[["trial", "score", "spread"]].sort_values("trial")
+    rows: pd.DataFrame = trials[trials["trial"].isin(list(points))].reset_index(drop=True)
     numbers = [int(number) for number in rows["trial"]]
     scores, spreads = (rows[name].to_numpy(dtype=float) for name in ("score", "spread"))
     rows["text"] = _said(view, numbers, scores, spreads)
@@ -93,7 +93,7 @@ def _said(view: View, numbers: list[int], scores: np.ndarray, spreads: np.ndarra
             said = "its score is not finite"
         else:
             said = f"{view.metric} {score_text(score, spread)}"
-        texts.append(f"<b>t{number:03d}</b> {said}")
+        texts.append(f"<b>t{number:03d}</b> {escaped(said)}")
     return texts
 
 
@@ -106,5 +106,6 @@ def point_texts(view: View, numbers: list[int]) -> list[str]:
     for number in numbers:
         point = trials[number].point
         lines = [f"{names[p]} = {value_text(v)}" for p, v in list(point.items())[:MOST_LINES]]
-        texts.append("<br>".join([*lines, *(["…"] if len(point) > MOST_LINES else [])]))
+        more = ["…"] if len(point) > MOST_LINES else []
+        texts.append("<br>".join([*map(escaped, lines), *more]))
     return texts

@@ -26,6 +26,7 @@ from workflow.figures.style import (
     SKY,
     VERMILION,
     empty,
+    escaped,
     styled,
 )
 from workflow.surrogate import Surrogate
@@ -82,7 +83,8 @@ def convergence(view: View) -> go.Figure:
                 x=order, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"
             )
         )
-        top = best_of(rows.assign(x=order, y=scores)[rows["kind"] == "done"], view.goal)
+        done = rows.assign(x=order, y=scores)[rows["kind"] == "done"]
+        top = best_of(done.sort_values("trial"), view.goal)  # of equal ones the first, as elsewhere
         figure.add_trace(_star(top))
         title += _sub(f"best: {score_text(top['score'], top['spread'])} (t{top['trial']:03d})")
     figure = styled(figure, title, "trials ended", _score_label(view))
@@ -125,7 +127,7 @@ def parallel(view: View, surrogate: Surrogate | None) -> go.Figure:
             "ticktext": [f"{value:.3g}" for value in at],
         },
     }
-    score = {"label": view.metric, "values": shown, "range": [low, high]}
+    score = {"label": escaped(view.metric), "values": shown, "range": [low, high]}
     figure = styled(go.Figure(go.Parcoords(dimensions=[*dimensions, score], line=line)), title)
     figure.update_traces(labelangle=-20, labelside="top")
     figure.update_layout(title={"y": 0.93, "yanchor": "top"})
@@ -145,8 +147,9 @@ def importances(surrogate: Surrogate | None) -> go.Figure:
     if len(table) < len(axes):
         said += f"; {len(table)} of {len(axes)} dimensions"
     total = table["total"].to_numpy()
+    paths = [escaped(path) for path in table["path"]]
     bars = {
-        "y": table["path"],
+        "y": paths,
         "orientation": "h",
         "hovertemplate": "%{y}<br>%{fullData.name}: %{x:.3f}<extra></extra>",
     }
@@ -176,8 +179,8 @@ def importances(surrogate: Surrogate | None) -> go.Figure:
         barmode="overlay", height=170 + 26 * len(table), legend=ON_TOP, margin={"t": 95, "r": 50}
     )
     figure.update_xaxes(range=[0, max(1.0, float(total.max()))])
-    names = [axes[path].name for path in table["path"]]
-    figure.update_yaxes(tickvals=table["path"], ticktext=names)
+    names = [axes[path].label for path in table["path"]]
+    figure.update_yaxes(tickvals=paths, ticktext=names)
     return figure.update_yaxes(automargin=True, showgrid=False)
 
 
@@ -221,7 +224,7 @@ def slices(
     for place, axis in enumerate(shown):
         figure.update_xaxes(**axis.layout(), row=place // PER_ROW + 1, col=place % PER_ROW + 1)
     figure.update_yaxes(range=list(limits))
-    figure.update_yaxes(title_text=view.metric, col=1)
+    figure.update_yaxes(title_text=escaped(view.metric), col=1)
     height = 150 + 240 * num_rows
     return figure.update_layout(height=height, legend=ON_TOP, margin={"t": 95})
 
@@ -230,7 +233,7 @@ def contour(view: View, surrogate: Surrogate | None, path_x: str, path_y: str) -
     """The predicted score over two dimensions, and how uncertain it is."""
     axes = axes_of(view.file.space)
     x, y = axes[path_x], axes[path_y]
-    title = f"Predicted score over {x.name} and {y.name}"
+    title = f"Predicted score over {x.label} and {y.label}"
     if surrogate is None:
         return empty(title, NO_MODEL)
     return _crossed(view, surrogate, [(x, y)], title)
@@ -252,7 +255,7 @@ def contours(view: View, surrogate: Surrogate | None) -> go.Figure:
     for place, (x, y) in enumerate(pairs):
         visible = [number // each == place for number in range(len(figure.data))]
         args = [{"visible": visible}, _relayout(x, y)]
-        buttons.append({"label": f"{x.name}, {y.name}", "method": "update", "args": args})
+        buttons.append({"label": f"{x.label}, {y.label}", "method": "update", "args": args})
     for number, trace in enumerate(figure.data):
         trace.visible = number < each
     menu = {"buttons": buttons, "x": 1.0, "xanchor": "right", "y": 1.18, "yanchor": "bottom"}
@@ -268,7 +271,8 @@ def front(view: View) -> go.Figure:
     rows = view.trials.iloc[np.flatnonzero(np.isfinite(values).all(axis=1))]
     if rows.empty or not further:
         return empty(title, NO_SCORE if further else "the study has a single objective")
-    labels = [_score_label(view), *(f"{each.metric} ({_better(each.goal)})" for each in further)]
+    metrics = [f"{escaped(each.metric)} ({_better(each.goal)})" for each in further]
+    labels = [_score_label(view), *metrics]
     rows = rows.assign(x=rows[names[1]], y=rows["score"], text=_objective_texts(view, rows, names))
     colours: dict[str, Any] = {}
     if len(further) > 1:
@@ -380,7 +384,7 @@ def _fields(view: View, surrogate: Surrogate, x: Axis, y: Axis) -> list[Any]:
     common = {
         "x": x.places(grid.x),
         "y": y.places(grid.y),
-        "hovertemplate": f"{x.name} %{{x}}<br>{y.name} %{{y}}<br>%{{z:.4g}}<extra></extra>",
+        "hovertemplate": f"{x.label} %{{x}}<br>{y.label} %{{y}}<br>%{{z:.4g}}<extra></extra>",
     }
     if x.is_listed or y.is_listed:  # there is nothing between levels
         kind, more = go.Heatmap, {}
@@ -396,7 +400,7 @@ def _fields(view: View, surrogate: Surrogate, x: Axis, y: Axis) -> list[Any]:
             colorbar={"title": {"text": label, "side": "right"}, "thickness": 14, "x": place},
         )
         for z, scale, is_reversed, label, place in (
-            (grid.mean, SCALE, view.goal == "min", f"predicted {view.metric}", 0.42),
+            (grid.mean, SCALE, view.goal == "min", f"predicted {escaped(view.metric)}", 0.42),
             (grid.deviation, "Greys", False, "its standard deviation", 1.0),
         )
     ]
@@ -469,7 +473,7 @@ def _objective_texts(view: View, rows: pd.DataFrame, names: Sequence[str]) -> li
     texts = []
     for number, row, point in zip(numbers, values, point_texts(view, numbers), strict=True):
         said = [f"{name} {value_text(float(v))}" for name, v in zip(names, row, strict=True)]
-        texts.append("<br>".join([f"<b>t{number:03d}</b>", *said, point]))
+        texts.append("<br>".join([f"<b>t{number:03d}</b>", *map(escaped, said), point]))
     return texts
 
 
@@ -478,7 +482,7 @@ def _score_label(view: View) -> str:
     penalty = view.ledger.scoring.spread_penalty
     sign = "+" if view.goal == "min" else "-"
     of_folds = f"mean {sign} {penalty:g} deviations over folds, " if penalty else ""
-    return f"{view.metric} ({of_folds}{_better(view.goal)})"
+    return f"{escaped(view.metric)} ({of_folds}{_better(view.goal)})"
 
 
 def _better(goal: str) -> str:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workflow.compare import course, labels
-from workflow.figures.style import CYCLE, DASHES, empty, styled
+from workflow.figures.style import CYCLE, DASHES, empty, escaped, styled
 from workflow.view import View
 
 TITLE = "The best score so far"
@@ -27,7 +27,7 @@ def courses(views: Sequence[View]) -> go.Figure:
             step = go.Scatter(
                 x=along,
                 y=run.best,
-                name=name,
+                name=escaped(name),
                 line={**line, "shape": "hv", "width": 2.5},
                 legendgroup=name,
                 showlegend=column == 1,
@@ -38,4 +38,5 @@ def courses(views: Sequence[View]) -> go.Figure:
     figure = styled(figure, TITLE)
     figure.update_xaxes(title_text="trials that ended", col=1)
     figure.update_xaxes(title_text="node-hours", col=2)
-    return figure.update_yaxes(title_text=f"{views[0].metric} ({views[0].goal})", col=1)
+    label = f"{escaped(views[0].metric)} ({views[0].goal})"
+    return figure.update_yaxes(title_text=label, col=1)

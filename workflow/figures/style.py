@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 
@@ -15,7 +16,10 @@ GREY, PALE = "#7F7F7F", "#E6E6E6"
 DASHES = ("solid", "dash", "dot", "dashdot")  # beside colours, for print
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
 SCALE = "Cividis"  # of values; the same to all kinds of colour vision (Nunez et al. 2018)
-STATUS = {"done": BLUE, "failed": VERMILION, "running": GREEN, "lost": ORANGE, "waiting": GREY}
+STATUS = {
+    **{"done": BLUE, "failed": VERMILION, "dropped": SKY},
+    **{"running": GREEN, "lost": ORANGE, "waiting": GREY},
+}
 
 HEIGHT = 380  # pixels
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -51,6 +55,11 @@ def styled(figure: go.Figure, title: str, x: str = "", y: str = "") -> go.Figure
     figure.update_xaxes(title_text=x or None, showgrid=True, gridcolor=PALE)
     figure.update_yaxes(title_text=y or None, showgrid=True, gridcolor=PALE)
     return figure
+
+
+def escaped(text: str) -> str:
+    """What a run says, as plotly shows it letter by letter; it knows no &quot;."""
+    return html.escape(text, quote=False)
 
 
 def ticks(values: Sequence[float]) -> dict[str, list[float] | list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from workflow.figures.style import (
     SYMBOLS,
     VERMILION,
     empty,
+    escaped,
     styled,
     ticks,
 )
@@ -68,7 +68,7 @@ def learning_curves(view: View, metric: str | None = None, num_best: int = 5) ->
     running, best = _running(view), _best(view, num_best)
     now = _curves(view, running.tail(MOST_RUNNING), metric)
     past = _curves(view, best, metric)
-    title = f"Learning curves: {html.escape(metric)}"
+    title = f"Learning curves: {escaped(metric)}"
     if not now and not past:
         return empty(title, "no task has ended an epoch yet")
     figure = go.Figure()
@@ -90,7 +90,7 @@ def learning_curves(view: View, metric: str | None = None, num_best: int = 5) ->
         title += " (thin: folds, thick: their mean)"
     if len(running) > len(now) and now:
         title += f"; {len(now)} of {len(running)} running tasks"
-    styled(figure, title, x="epoch", y=html.escape(metric))
+    styled(figure, title, x="epoch", y=escaped(metric))
     figure.update_yaxes(type="log" if is_log else "linear", range=[low - pad, high + pad])
     if is_log:
         figure.update_yaxes(**_log_ticks(low - pad, high + pad))
@@ -313,7 +313,7 @@ def _setting_names(rows: pd.DataFrame, setting: Sequence[str]) -> pd.Series[str]
             for name in setting
             if pd.notna(row[name])  # type: ignore[call-overload]  # values are scalars
         ]
-        return html.escape(", ".join(said))
+        return escaped(", ".join(said))
 
     return pd.Series(
         [words({str(key): value for key, value in row.items()}) for row in rows.to_dict("records")]
@@ -408,7 +408,7 @@ def _by_node(done: pd.DataFrame) -> go.Figure:
 def _short_nodes(host: str) -> str:
     """Of several nodes the first, and how many more."""
     first, *more = host.split(",")
-    name = html.escape(first.partition(".")[0][-16:])
+    name = escaped(first.partition(".")[0][-16:])
     return f"{name} + {len(more)}" if more else name
 
 
