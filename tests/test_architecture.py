@@ -59,7 +59,12 @@ def allowed(path: Path) -> set[str]:
     if folder == "workflow":
         of_part = {
             **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}},
-            **{"page.py": {"plotly", "kaleido"}, "monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
+            **{
+                "page.py": {"plotly"},
+                "drawing.py": {"kaleido"},
+                "monitor.py": NOTEBOOK,
+                "widgets.py": NOTEBOOK,
+            },
             "tables.py": {"pyarrow"},
         }
         return (

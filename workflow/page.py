@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import html
-import logging
+import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +21,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from apps.contract import N3LOError
+from apps.contract import N3LOError, write_json
 from workflow import best, compare
 from workflow.console import score_text, short_names, value_text
+from workflow.extras import require
 from workflow.figures import machine, search, several, training
 from workflow.surrogate import Surrogate
 from workflow.view import View
@@ -26,6 +32,7 @@ from workflow.whole import check_file, whole_file, write_whole
 
 MOST_ROWS = 1000  # of a table
 PAPER_WIDTH, PAPER_SCALE = 800, 3  # pixels; of a PNG, by which they are multiplied
+PATIENCE_S, PER_FIGURE_S = 60.0, 10.0  # with a browser: until it is there, and for each figure
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222;
@@ -127,39 +134,55 @@ def write_figures(made: Mapping[str, go.Figure], folder: Path, kind: str) -> lis
         ModuleNotFoundError: kaleido is not installed.
         N3LOError: it finds no browser that works, or a file cannot be written.
     """
-    import kaleido  # type: ignore[import-untyped]  # only who wants files has it
-    from kaleido.errors import KaleidoError  # type: ignore[import-untyped]
-
-    logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # an error is ours to say
+    require("kaleido")
     paths = {name: folder / f"{name}.{kind}" for name in made}
     for path in paths.values():
         check_file(path)
     with tempfile.TemporaryDirectory(prefix="n3lo-") as there:
-        drawn = [
+        orders = [
             {
+                "name": paths[name].name,
                 # A menu cannot be opened on paper.
-                "fig": go.Figure(figure).update_layout(updatemenus=[], width=PAPER_WIDTH),
-                "path": Path(there) / paths[name].name,
-                "opts": {"format": kind, "scale": PAPER_SCALE if kind == "png" else 1},
+                "figure": json.loads(
+                    go.Figure(figure).update_layout(updatemenus=[], width=PAPER_WIDTH).to_json()
+                ),
+                "options": {"format": kind, "scale": PAPER_SCALE if kind == "png" else 1},
             }
             for name, figure in made.items()
         ]
-        try:
-            # One browser for all. For TeX, which is in none of them, it would ask a network.
-            kaleido.write_fig_from_object_sync(
-                drawn, kopts={"mathjax": False}, cancel_on_error=True
-            )
-        except (RuntimeError, KaleidoError, TimeoutError) as error:
-            said = str(error.args[0] if error.args else type(error).__name__)
-            first = said.partition("\n")[0].partition(". ")[0].rstrip(".")
+        write_json(Path(there) / "orders.json", orders, durable=False)
+        if (said := _drawn(Path(there), PATIENCE_S + PER_FIGURE_S * len(orders))) is not None:
             raise N3LOError(
-                f"figures as {kind} are drawn by a Chrome or Chromium: {first}; install the "
+                f"figures as {kind} are drawn by a Chrome or Chromium: {said}; install the "
                 f"package of your system, or type 'plotly_get_chrome'"
-            ) from None
+            )
         for path in paths.values():
             with whole_file(path) as beside:
                 shutil.copyfile(Path(there) / path.name, beside)
     return list(paths.values())
+
+
+def _drawn(folder: Path, patience_s: float) -> str | None:
+    """Have `workflow.drawing` draw what is ordered there; what it complains of, if it does."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "workflow.drawing", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # its browser is ended with it
+    )
+    try:
+        if process.wait(patience_s) == 0:
+            return None
+    except subprocess.TimeoutExpired:
+        return f"none has answered in {patience_s:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    error = folder / "error.txt"
+    said = error.read_text() if error.exists() else f"it ended with status {process.returncode}"
+    return said.partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def markdown(view: View) -> str:
