@@ -58,14 +58,9 @@ def allowed(path: Path) -> set[str]:
     folder = inside.parts[0]
     if folder == "workflow":
         of_part = {
-            **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}},
-            **{
-                "page.py": {"plotly"},
-                "drawing.py": {"kaleido"},
-                "monitor.py": NOTEBOOK,
-                "widgets.py": NOTEBOOK,
-            },
-            "tables.py": {"pyarrow"},
+            **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}, "page.py": {"plotly"}},
+            **{"monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
+            **{"drawing.py": {"kaleido"}, "tables.py": {"pyarrow"}},
         }
         return (
             {"workflow", "sites", "apps"}

@@ -53,6 +53,7 @@ def take_notebook(browser: Browser, run: Path, folder: Path) -> None:
     )  # fmt: skip
     try:
         shown = browser.new_page(viewport={"width": 1400, "height": 1250})
+        shown.set_default_timeout(120_000)
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -64,8 +65,8 @@ def take_notebook(browser: Browser, run: Path, folder: Path) -> None:
         shown.get_by_role("menuitem", name="Run", exact=True).click()
         shown.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         shown.locator(".js-plotly-plot .main-svg").first.wait_for()
-        shown.locator(".jp-toast-button, .Toastify__close-button").first.click()
-        shown.locator(".n3lo-headline").scroll_into_view_if_needed()
+        shown.get_by_role("button", name="No", exact=True).click()  # news of Jupyter
+        shown.locator(".jp-OutputArea").first.evaluate("output => output.scrollIntoView()")
         shown.wait_for_timeout(4000)
         shown.screenshot(path=HERE / "notebook.png")
     finally:

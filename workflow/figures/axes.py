@@ -16,6 +16,7 @@ from workflow.space import Choice, Dimension, Ordinal, Scalar, Space
 
 Array = NDArray[np.float64]
 
+FEW = 10  # values
 FENCE = 3.0  # interquartile ranges beyond the quartiles: what is farther out is cut off
 PAD = 0.06  # of a range, on both sides
 INACTIVE = "–"  # noqa: RUF001 - a dash, as tables have it
@@ -161,7 +162,9 @@ def robust_range(values: Array, always: Sequence[float] = ()) -> tuple[float, fl
     if len(finite) == 0:
         return 0.0, 1.0
     lower, upper = np.quantile(finite, [0.25, 0.75])
-    reach = FENCE * (upper - lower) or math.inf  # inf: most are equal, and there is no fence
+    # inf: most are equal, or they are too few to call one of them far out.
+    reach = FENCE * (upper - lower) if len(finite) >= FEW else 0.0
+    reach = reach or math.inf
     inside = finite[(finite >= lower - reach) & (finite <= upper + reach)]
     ends = [*inside.tolist(), *(value for value in always if math.isfinite(value))]
     low, high = min(ends), max(ends)
