@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,12 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import MODEL, STUDY, write_events
 from made_runs import Made, make_run
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from workflow import Ledger, page
+from workflow.figures.style import BLUE
 from workflow.view import View
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +117,13 @@ def open_tab(page: Page, name: str) -> Locator:
     return page.locator(".js-plotly-plot:visible .main-svg").first
 
 
+def has_colour(place: Locator, colour: str) -> bool:
+    """Whether a screenshot of that place has it in some dots, as where data are drawn."""
+    picture = Image.open(io.BytesIO(place.screenshot())).convert("RGB")
+    wanted = list(bytes.fromhex(colour.removeprefix("#")))
+    return int((np.asarray(picture) == wanted).all(axis=-1).sum()) > 20
+
+
 def drag(page: Page, place: Locator) -> None:
     """Zoom into the middle of a picture."""
     place.scroll_into_view_if_needed()
@@ -144,8 +155,11 @@ def test_the_notebook_in_jupyterlab_follows_a_run_until_its_end(seen, serve, dri
     expect(done).to_have_count(NUM_TRIALS)  # one by one, as their tasks end
     expect(headline).to_contain_text(f"tasks: {2 * NUM_TRIALS} done")
     expect(headline).to_contain_text("state: not running")
-    for tab in ("Overview", "Search space", "Machine", "Failures"):
-        expect(open_tab(seen, tab)).to_be_visible()
+    for tab in ("Overview", "Search space", "Machine"):
+        figure = open_tab(seen, tab)
+        expect(figure).to_be_visible()
+        assert has_colour(figure, BLUE)
+    expect(open_tab(seen, "Failures")).to_be_visible()
     assert seen.locator("[data-mime-type$='stderr'], [data-mime-type$='error']").count() == 0
 
 

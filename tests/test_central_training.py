@@ -54,7 +54,10 @@ LAYOUTS = {  # what differs from a study's defaults, and the number of ranks
     "window": ({"num_workers": 2}, {"transport": "window"}, 2),
     "one_sided": ({"num_workers": 3}, {"transport": "one_sided"}, 4),
 }
-JETS_CASES = [(algorithm, layout) for algorithm in ALGORITHMS for layout in LAYOUTS]
+JETS_CASES = [
+    *(("downpour", layout) for layout in LAYOUTS),
+    *((other, layout) for other in ALGORITHMS[1:] for layout in ("1 + 3", "workers of 2 ranks")),
+]
 
 
 def jets_optimizer(algorithm: str, layout: str) -> str:

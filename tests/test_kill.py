@@ -161,7 +161,7 @@ def test_a_study_whose_trials_go_on_from_each_other_survives_kills(
     edit("epochs = 2", "epochs = 9")
     edit("num_trials = 3", "num_trials = 8")
     moments = random.Random(3)
-    for _ in range(3):
+    for _ in range(2):
         driver = start("--set", "cores=2")
         time.sleep(moments.uniform(4, 14))
         driver.kill()
