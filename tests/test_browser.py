@@ -140,9 +140,9 @@ def test_the_notebook_in_jupyterlab_follows_a_run_until_its_end(seen, serve, dri
     run = tmp_path / "runs" / "small"
     options = ("--allow-root", "--ServerApp.ip=127.0.0.1", "--IdentityProvider.token=")
     address = serve("jupyterlab", *options, run=run)
-    driver()
     seen.goto(f"{address}/lab/tree/monitor.ipynb?reset")
     seen.locator(".jp-NotebookPanel .jp-CodeCell").first.click()  # once it is there
+    driver()  # not earlier, or the run may be over before the notebook is there
     seen.get_by_role("menuitem", name="Run", exact=True).click()
     seen.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     headline = seen.locator(".n3lo-headline")
