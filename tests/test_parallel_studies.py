@@ -21,7 +21,7 @@ pytestmark = pytest.mark.campaign
 STUDIES = {path.stem: path for path in sorted((ROOT / "studies" / "parallel").glob("*.toml"))}
 
 
-# These run every strategy; whole trainings under each option are tested in
+# These go from strategy to strategy; whole trainings under each are tested in
 # test_parallel_training.py and test_central_training.py.
 RUN = ("algorithms", "spectrum")
 
