@@ -723,17 +723,20 @@ def _named(path: Path) -> Iterator[None]:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a JSON-lines file; a torn one (a kill in mid-write) is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return json_rows(path.read_bytes()) if path.exists() else []
+
+
+def json_rows(lines: bytes) -> list[dict[str, Any]]:
+    return [row for line in lines.split(b"\n") if (row := json_row(line)) is not None]
+
+
+def json_row(line: bytes) -> dict[str, Any] | None:
+    """None of a line that is no row: torn by a kill, or empty."""
+    try:
+        row = json.loads(line) if line.strip() else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def read_json(path: Path) -> Any:

@@ -13,7 +13,6 @@ Events, one a line:
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -33,6 +32,7 @@ from apps.contract import (
     TaskPaths,
     TrainTask,
     append_json_line,
+    json_row,
 )
 from workflow import tables
 from workflow.folds import FoldModel
@@ -176,7 +176,7 @@ class Ledger:
             raise N3LOError(f"cannot read '{self.path}': {error.strerror}") from None
         rows = []
         for line in added.splitlines(keepends=True):
-            row = _row(line)
+            row = json_row(line)
             if row is None and not line.endswith(b"\n"):
                 break  # it is being written
             self._num_read += len(line)
@@ -535,15 +535,6 @@ def _forget(trial: TrialState) -> None:
         fold: TaskState(attempts=old.attempts, occupied_s=old.occupied_s)
         for fold, old in trial.tasks.items()
     }
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """None of a line that is no row: torn by a kill, or empty."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def session_facts(fingerprint: Fingerprint, **facts: Any) -> dict[str, Any]:

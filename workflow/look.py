@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from apps.contract import N3LOError, TaskPaths, read_json
+from apps.contract import N3LOError, TaskPaths, json_row, read_json
 from workflow.console import (
     ROWS,
     as_seen,
@@ -129,14 +129,8 @@ def last_row(history: Path) -> dict[str, Any]:
             lines = file.read().split(b"\n")
     except OSError:
         return {}
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:  # torn, or empty
-            continue
-        if isinstance(row, dict):
-            return row
-    return {}
+    rows = map(json_row, reversed(lines))
+    return next((row for row in rows if row is not None), {})
 
 
 # -- status ----------------------------------------------------------------------------------------

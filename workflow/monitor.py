@@ -216,7 +216,7 @@ class _Trials(_Tab):
         return [self.table, self.parallel]
 
     def fill(self, view: View) -> None:
-        _show(self.table, trials_shown(view))
+        _show(self.table, _trials_shown(view))
         self.parallel.draw(search.parallel(view, _surrogate(view)))
 
 
@@ -299,7 +299,7 @@ def _surrogate(view: View) -> Surrogate | None:
 _surrogates: WeakKeyDictionary[View, tuple[tuple[int, ...], Surrogate | None]] = WeakKeyDictionary()
 
 
-def trials_shown(view: View) -> pd.DataFrame:
+def _trials_shown(view: View) -> pd.DataFrame:
     """The trials' table as people read it: the best first, short names, four digits."""
     trials = view.ranked.dropna(axis="columns", how="all")
     names = [str(name) for name in trials.columns]

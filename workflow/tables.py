@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from apps.contract import read_json_lines
+from apps.contract import json_rows, read_json_lines
 from workflow.scores import Scoring, mean_and_spread, pareto_front
 
 if TYPE_CHECKING:
@@ -260,7 +259,7 @@ def _block(paths: Mapping[tuple[int, int], Path]) -> pd.DataFrame:
         table = arrow_json.read_json(BytesIO(b"".join(whole.values())))
         frame: pd.DataFrame = table.to_pandas()
     except pyarrow.ArrowInvalid:  # NaN, or a line that a kill tore: no JSON for strict readers
-        rows = {task: _lenient(lines) for task, lines in whole.items()}
+        rows = {task: json_rows(lines) for task, lines in whole.items()}
         frame = pd.DataFrame([row for each in rows.values() for row in each])
         counts = [len(each) for each in rows.values()]
     else:
@@ -281,18 +280,6 @@ def _whole_lines(path: Path) -> bytes:
         return b""
     lines = content[: content.rfind(b"\n") + 1].split(b"\n")
     return b"".join(line + b"\n" for line in lines if line.strip())
-
-
-def _lenient(lines: bytes) -> list[dict[str, Any]]:
-    rows = []
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 # -- frames ----------------------------------------------------------------------------------------
