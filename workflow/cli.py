@@ -484,7 +484,8 @@ def _view(path: Path, runs: Path) -> View:
     from workflow import session
     from workflow.view import View
 
-    return View(path if path.is_dir() else session.open_ledger(path, runs)[0].folder)
+    opened = session.open_ledger(path, runs)
+    return View(opened[0].folder, opened)
 
 
 def _export(options: argparse.Namespace) -> int:

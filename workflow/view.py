@@ -14,6 +14,8 @@ import pandas as pd
 from apps.contract import read_json
 from workflow import runfolder, tables
 from workflow.console import as_seen, best_first, ranked
+from workflow.ledger import Ledger
+from workflow.study import StudyFile
 
 Task = tuple[int, int]  # trial, fold
 
@@ -24,13 +26,17 @@ class View:
     Needs nothing but the folder: neither the study's data nor its model, nor what trains it.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, opened: tuple[Ledger, StudyFile] | None = None) -> None:
         """
+        Args:
+            folder: of the run.
+            opened: its ledger and its study, if they were read already.
+
         Raises:
             N3LOError: there is no run in that folder.
         """
         self.folder = Path(folder).expanduser()
-        self.ledger, self.file = runfolder.read(self.folder)
+        self.ledger, self.file = opened or runfolder.read(self.folder)
         self.read_at = time.time()  # Unix seconds
         self._histories: dict[Task, _Read] = {}
 
