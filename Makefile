@@ -11,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: setup run test slurm browser programs lint bench clean
+.PHONY: setup run test long slurm browser programs lint bench clean
 
 setup: $(VENV)/.n3lo-installed
 
@@ -22,12 +22,16 @@ run: setup
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ifeq ($(shell id -u),0)
 test: setup lint programs
-	$(TESTS)
+	$(TESTS) -m "not long"
+	@echo "left out: further examples of what was tested ('make long')"
 else
 test: setup lint
-	$(TESTS) -m "not slurm and not browser"
-	@echo "left out: the tests on a real Slurm ('sudo make slurm') and in Chromium ('make browser')"
+	$(TESTS) -m "not long and not slurm and not browser"
+	@echo "left out: the tests on a real Slurm ('sudo make slurm'), in Chromium ('make browser'), and further examples ('make long')"
 endif
+
+long: setup
+	$(TESTS) -m long
 
 slurm: setup programs
 	$(BIN)/python -m pytest -m slurm

@@ -117,11 +117,19 @@ def open_tab(page: Page, name: str) -> Locator:
     return page.locator(".js-plotly-plot:visible .main-svg").first
 
 
-def has_colour(place: Locator, colour: str) -> bool:
-    """Whether a screenshot of that place has it in some dots, as where data are drawn."""
-    picture = Image.open(io.BytesIO(place.screenshot())).convert("RGB")
+def wait_for_colour(place: Locator, colour: str) -> None:
+    """Until a screenshot of that place has it in some dots, as where data are drawn.
+
+    An opened tab may show what it had when it was closed, until it is drawn again.
+    """
     wanted = list(bytes.fromhex(colour.removeprefix("#")))
-    return int((np.asarray(picture) == wanted).all(axis=-1).sum()) > 20
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        picture = Image.open(io.BytesIO(place.screenshot())).convert("RGB")
+        if int((np.asarray(picture) == wanted).all(axis=-1).sum()) > 20:
+            return
+        assert time.monotonic() < end, f"no {colour} in {place}"
+        time.sleep(0.2)
 
 
 def drag(page: Page, place: Locator) -> None:
@@ -158,7 +166,7 @@ def test_the_notebook_in_jupyterlab_follows_a_run_until_its_end(seen, serve, dri
     for tab in ("Overview", "Search space", "Machine"):
         figure = open_tab(seen, tab)
         expect(figure).to_be_visible()
-        assert has_colour(figure, BLUE)
+        wait_for_colour(figure, BLUE)
     expect(open_tab(seen, "Failures")).to_be_visible()
     assert seen.locator("[data-mime-type$='stderr'], [data-mime-type$='error']").count() == 0
 

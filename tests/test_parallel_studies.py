@@ -23,7 +23,7 @@ STUDIES = {path.stem: path for path in sorted((ROOT / "studies" / "parallel").gl
 
 # These go from strategy to strategy; whole trainings under each are tested in
 # test_parallel_training.py and test_central_training.py.
-RUN = ("algorithms", "spectrum")
+RUN = (pytest.param("algorithms", marks=pytest.mark.long), "spectrum")
 
 
 FEWER = {"algorithms": 4, "spectrum": 4}  # trials, which have three strategies

@@ -1,4 +1,8 @@
-"""Each search method runs a real study: its example in studies/search, on the shipped jets."""
+"""Search methods run real studies: their examples in studies/search, on the shipped jets.
+
+In CI those with which something else than the search is at stake: trials that go on from others,
+and two objectives. `make long` runs all.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,13 @@ def start(name: str, runs) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STUDIES)
+IN_CI = ("halving", "multi", "population")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in STUDIES],
+)
 def test_an_example_runs_to_its_end(finished, name):
     trials = finished(name).trials()
     budget = tomllib.loads(STUDIES[name].read_text())["search"]["num_trials"]
@@ -89,6 +99,7 @@ def test_the_members_of_a_population_are_trained_in_full(finished):
     assert (exploited["member_x"] != exploited["member_y"]).any()
 
 
+@pytest.mark.long
 def test_elites_of_an_evolution_are_not_trained_again(finished):
     trials = finished("evolution").trials()
     assert list(trials["generation"].value_counts().sort_index()) == [6, 5, 5]
@@ -96,6 +107,7 @@ def test_elites_of_an_evolution_are_not_trained_again(finished):
     assert not trials.duplicated(parameters).any()
 
 
+@pytest.mark.long
 def test_layers_are_added_with_the_earlier_ones_kept(finished):
     trials = finished("constructive").trials()
     first = trials[trials["layer"] == 1]
@@ -123,11 +135,12 @@ def test_the_front_of_two_objectives_is_in_table_and_report(finished, runs):
     assert all(f"t{number:03d}" in said for number in front["trial"])
 
 
+@pytest.mark.long
 def test_the_users_first_point_is_the_first_trial(finished):
     assert finished("bayesian").trials()["training.optimizer.lr"].iloc[0] == 3e-3
 
 
-@pytest.mark.parametrize("name", ["halving", "population", "bayesian"])
+@pytest.mark.parametrize("name", ["halving", "population"])
 def test_a_second_start_trains_nothing(finished, runs, name):
     before = finished(name).path.read_text().count('"start"')
     assert start(name, runs).returncode == 0

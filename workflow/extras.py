@@ -25,6 +25,12 @@ LIBRARIES = {
     "optuna": ("optuna", "cmaes"),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "tensorboard": ("tensorboard",),
+    "keras": ("keras",),
+    "lightning": ("lightning",),
+    "metrics": ("torchmetrics",),
+    "vision": ("torchvision", "timm"),
+    "graph": ("torch_geometric",),
+    "root": ("uproot",),
 }
 OF_PROGRAMS = ("torch", "h5py")  # what every program of `apps` that uses a network needs
 
