@@ -11,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: setup run test long slurm browser programs lint bench clean
+.PHONY: setup run test long slurm browser programs lint docs lowest newest bench clean
 
 setup: $(VENV)/.n3lo-installed
 
@@ -48,11 +48,27 @@ lint: $(VENV)/.python-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.python-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The quick tests with the lowest versions that pyproject.toml allows, and with the newest there are.
+QUICK := -m pytest -m "not slurm and not browser and not campaign and not mpi and not long"
+lowest: $(VENV)/.python-installed
+	$(BIN)/python lowest_versions.py >$(VENV)/lowest.txt
+	$(PYTHON) -m venv $(VENV)/lowest
+	$(VENV)/lowest/bin/pip install --quiet --constraint $(VENV)/lowest.txt --editable '.[run,mpi,dev]'
+	$(VENV)/lowest/bin/python $(QUICK)
+
+newest:
+	$(PYTHON) -m venv $(VENV)/newest
+	$(VENV)/newest/bin/pip install --quiet --upgrade --editable '.[run,mpi,dev]'
+	$(VENV)/newest/bin/python $(QUICK)
+
 bench: setup
 	$(BIN)/python benchmarks/jets_baseline.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache *.egg-info
 
 # Each step leaves a file when it is done, so that a second `make` repeats none.
 $(VENV)/.python-installed: pyproject.toml constraints.txt

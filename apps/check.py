@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apps import mistakes, suited
 from apps.contract import CENTRAL, N3LOError, TrainTask, averages_weights, write_json
 from apps.data import (
     Batch,
@@ -28,18 +30,20 @@ from apps.data import (
     class_of_event,
     make_batch,
     plan_of,
-    prepare,
+    prepare_fold,
     rows_of,
     trains,
     validates,
 )
-from apps.experiment import Experiment, describe, make_experiment, model_file
+from apps.experiment import Experiment, Supervised, describe, make_experiment, model_file
 from apps.hdf5 import Fields, Index, Reader
 from apps.history import check_metric_names
 from apps.normalise import synchronise
 from apps.recompute import recompute
+from apps.transforms import form, tensor_of, transformed
 
 CPU = torch.device("cpu")
+BUILD_S = 300.0  # seconds that the model's file and constructor may take
 INSPECTED = 500  # events of which a model may say that they look odd
 
 
@@ -60,8 +64,17 @@ def check(task: TrainTask) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     torch.manual_seed(task.seed)
-    index, fold_of_event = prepare(task.data, task.split_seed)
-    experiment = make_experiment(task.model, task.training)
+    index, fold_of_event = prepare_fold(task.data, task.split_seed, task.fold)
+    with mistakes.limited(
+        BUILD_S,
+        f"model.source was not imported and built after {BUILD_S:g} s; does its file train, "
+        "download or wait for input when it is imported? Put that under if __name__ == '__main__'",
+    ):
+        experiment = make_experiment(
+            task.model, task.training, lambda: first_events(index), task.data.collate
+        )
+    if isinstance(experiment, Supervised):
+        mistakes.check_weights(experiment.networks["model"], name_of(task))
     check_metric_names(task, experiment.measured)
     experiment.schedulers(experiment.optimizers(), updates_per_epoch=1)
     is_training = trains(fold_of_event, task.fold)
@@ -70,7 +83,7 @@ def check(task: TrainTask) -> dict[str, Any]:
     largest_batch = FoldBatches(task, index, fold_of_event, share, CPU).preview().largest_batch
     warnings = experiment.inspect(first_events(index, INSPECTED))
     batch = first_events(index)
-    try_model(task, experiment, index, batch)
+    of_the_loss = try_model(task, experiment, index, batch)
     change_layers(task, experiment)
     divide(task, experiment, batch, largest_batch)
 
@@ -95,6 +108,7 @@ def check(task: TrainTask) -> dict[str, Any]:
                 if count > 0
             ),
             *warnings,
+            *of_the_loss,
             *of_the_schedule(task),
             *of_the_ranks(task, largest_batch),
             *of_batch_norm(task, experiment),
@@ -108,20 +122,64 @@ def first_events(index: Index, number: int = 2) -> Batch:
     return make_batch(index, Reader(index, index.fields).gather(first), len(first), CPU)
 
 
-def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batch) -> None:
-    """Model, loss and metrics on the first events, without a gradient."""
+@contextmanager
+def on_first_batch(task: TrainTask, index: Index) -> Iterator[None]:
+    """Say of what is raised that it is of the first batch, and what that is."""
     try:
-        with torch.no_grad():
-            experiment.evaluate(batch)
-            updates = experiment.updates(experiment.networks, batch)
-            experiment.means(sum((each.sums for each in updates), experiment.no_sums()))
-    except Exception as error:
+        yield
+    except Exception as error:  # a user's model can raise anything
         plain = isinstance(error, N3LOError)
         reason = str(error) if plain else describe(error, model_file(task.model))
         raise N3LOError(
-            f"model '{task.model.source.rpartition(':')[2]}' fails on the first batch: {reason}; "
+            f"model '{name_of(task)}' fails on the first batch: {reason}; "
             f"inputs are {shapes(index.inputs)}, targets are {shapes(index.targets)}"
         ) from error
+
+
+def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batch) -> list[str]:
+    """Model, loss and metrics on the first events, and the targets of all; warnings about them.
+
+    Raises:
+        N3LOError: they fail, or do not suit each other.
+    """
+    warnings: list[str] = []
+    if isinstance(experiment, Supervised):
+        network, losses = experiment.networks["model"], experiment.losses
+        with on_first_batch(task, index):
+            outputs = call_model(task, experiment, index, batch)
+            suited.check_outputs(losses, outputs, batch.targets, batch.num_events)
+        suited.check_values(losses, experiment.metrics, outputs, index)
+        if type(experiment) is Supervised:  # other frameworks say it in their words
+            warnings += suited.of_outputs(losses, outputs, batch.targets)
+        with on_first_batch(task, index):
+            warnings += mistakes.of_gradient(network, experiment.loss(outputs, batch.targets))
+    with on_first_batch(task, index), torch.no_grad():
+        experiment.evaluate(batch)
+        updates = experiment.updates(experiment.networks, batch)
+        experiment.means(sum((each.sums for each in updates), experiment.no_sums()))
+    return warnings
+
+
+def call_model(task: TrainTask, experiment: Supervised, index: Index, batch: Batch) -> Any:
+    """What the model gives, as in a training; if it fails, with what the failing layer got."""
+    network = experiment.networks["model"]
+    with mistakes.Watch(network).watching() as watch:
+        try:
+            outputs = experiment.forward(network, batch.inputs)
+        except N3LOError:
+            raise
+        except Exception as error:  # a user's model can raise anything
+            reason = mistakes.explain(watch, index, batch.inputs)
+            if reason is None:
+                raise
+            raise N3LOError(reason) from error
+    if task.layout.gpus_per_rank > 0 and type(experiment) is Supervised:
+        mistakes.check_device(watch, model_file(task.model))
+    return outputs
+
+
+def name_of(task: TrainTask) -> str:
+    return task.model.source.rpartition(":")[2]
 
 
 # -- whether ranks can share the model -------------------------------------------------------------
@@ -311,29 +369,35 @@ def of_batch_norm(task: TrainTask, experiment: Experiment) -> Iterator[str]:
 
 
 def count_non_finite(index: Index) -> dict[str, int]:
-    """How many numbers of each field are nan or inf; reads everything once, block by block."""
+    """How many numbers of each field are nan or inf, as the model gets them.
+
+    Reads everything once, block by block.
+
+    Raises:
+        N3LOError: values do not suit a step of `data.transforms`.
+    """
     counts = dict.fromkeys((field.text for field in index.fields), 0)
     reader = Reader(index, index.fields)
     for first, end in pairwise(index.block_starts):
         arrays = reader.gather(np.arange(first, end))
         for field, array in zip(index.fields, arrays, strict=True):
+            if field.steps:
+                array = transformed(field, tensor_of(field, array, CPU)).numpy()
             counts[field.text] += int(array.size - np.isfinite(array).sum())
     return counts
 
 
 def describe_fields(fields: Fields) -> dict[str, dict[str, Any]]:
     """Shape of one event, and type in the model."""
-    return {
-        field.text: {"shape": list(field.shape), "dtype": field.dtype.name}
-        for field in fields.members
-    }
+    forms = [(field.text, *form(field)) for field in fields.members]
+    return {text: {"shape": list(shape), "dtype": dtype} for text, shape, dtype in forms}
 
 
 def shapes(fields: Fields) -> str:
     """Of a batch of B events, as a person writes them."""
+    of_events = [form(field)[0] for field in fields.members]
     written = [
-        f"({', '.join(['B', *map(str, field.shape)])}{'' if field.shape else ','})"
-        for field in fields.members
+        f"({', '.join(['B', *map(str, shape)])}{'' if shape else ','})" for shape in of_events
     ]
     if fields.kind == "one":
         return written[0]

@@ -15,8 +15,9 @@ import json
 import math
 import operator
 import os
+import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +31,25 @@ T = TypeVar("T")
 
 Plain = Any  # bool, int, float, str, or lists and dicts of them: what TOML and JSON can both hold
 
-# Metrics of which more is better; of all others (losses, errors) less is.
-MAXIMISED = frozenset({"accuracy"})
+# How the names of metrics end of which more is better, and of which less is.
+MAXIMISED = (
+    *("accuracy", "auroc", "auc", "average_precision", "precision", "recall", "specificity"),
+    *("sensitivity", "efficiency", "purity", "f1", "f1_score", "f_beta_score", "jaccard_index"),
+    *("r2", "r2_score", "explained_variance", "cohen_kappa", "matthews_corr_coef", "exact_match"),
+    *("negative_predictive_value", "corr_coef", "corrcoef", "cosine_similarity", "likelihood"),
+)
+MINIMISED = (
+    *("loss", "error", "mse", "mae", "rmse", "mape", "distance", "divergence", "perplexity"),
+    *("chi2", "deviance_score"),
+)
 
 
 class N3LOError(Exception):
     """Something that the user can mend. One line: what, where, the value, the way out."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line, and no traceback."""
+        return [f"n3lo: {self}"]
 
 
 class Section:
@@ -47,6 +61,11 @@ class Section:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def is_source(text: str) -> bool:
+    """Whether it is of the form "package.module:Name" or "file.py:Name"."""
+    return text.count(":") == 1 and all(text.split(":"))
 
 
 def plain(name: str) -> str:
@@ -62,9 +81,107 @@ def optimizer_of(
     return settings if "name" in settings else {**common, **settings}
 
 
-def goal_of(metric: str) -> Literal["min", "max"]:
-    """Whether less or more of `metric` is better; `val_` in front does not matter."""
-    return "max" if metric.removeprefix("val_") in MAXIMISED else "min"
+Goal = Literal["min", "max"]
+
+
+def goal_of(metric: str) -> Goal | None:
+    """Whether less or more of `metric` is better, by how its name ends; None if that is unknown."""
+    for goal, ends in GOALS.items():
+        if any(metric == end or metric.endswith(f"_{end}") for end in ends):
+            return goal
+    return None
+
+
+GOALS: dict[Goal, tuple[str, ...]] = {"max": MAXIMISED, "min": MINIMISED}
+
+
+# -- losses and metrics, as a study names them -----------------------------------------------------
+
+RESERVED = ("loss", "epoch", "lr", "seconds", "updates", "staleness")  # in a row of the history
+
+
+def check_loss(loss: Plain) -> None:
+    """See that a loss, or a list or table of losses, has the right form.
+
+    Raises:
+        ValueError: it has not; the text begins with the key.
+    """
+    if isinstance(loss, list) or (isinstance(loss, dict) and "name" not in loss):
+        several = loss if isinstance(loss, list) else list(loss.values())
+        require(len(several) > 0, "loss: name at least one")
+        for each in several:
+            is_one = isinstance(each, str) or (isinstance(each, dict) and "name" in each)
+            require(is_one, f"loss: {each!r} is no loss; give a name, or a table with a name")
+            check_loss(each)
+        return
+    name = loss["name"] if isinstance(loss, dict) else loss
+    require(
+        isinstance(name, str) and (":" not in name or is_source(name)),
+        f"loss: {name!r} is no loss; as in 'mse', 'file.py:name' or "
+        "{ name = 'huber_loss', delta = 0.5 }",
+    )
+
+
+def check_metrics(metrics: list[str | dict[str, Plain]]) -> None:
+    """See that all metrics have the right form, and names of their own.
+
+    Raises:
+        ValueError: they have not; the text begins with the key.
+    """
+    names: list[str] = []
+    for metric in metrics:
+        source = metric.get("name") if isinstance(metric, dict) else metric
+        require(
+            isinstance(source, str) and (":" not in source or is_source(source)),
+            f"metrics: {source!r} is no metric; as in 'accuracy', 'file.py:name' or "
+            "{ name = 'torchmetrics:MulticlassAUROC', num_classes = 5, thresholds = 100 }",
+        )
+        name = metric_name(metric)
+        allowed = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
+        require(
+            allowed is not None and name not in RESERVED and not name.startswith("val_"),
+            f"metrics: '{name}' cannot name one; set as = to letters, digits and '_', without "
+            f"val_ in front, and none of {', '.join(RESERVED)}",
+        )
+        twice = f"metrics: '{name}' is there twice; set as = to give one of them another name"
+        require(name not in names, twice)
+        names.append(name)
+
+
+def metric_name(metric: str | dict[str, Plain]) -> str:
+    """What a metric is called in the ledger: `as`, or its own name in small letters.
+
+    "torchmetrics:MulticlassAUROC" is multiclass_auroc.
+    """
+    if isinstance(metric, dict) and "as" in metric:
+        return str(metric["as"])
+    own = str(metric["name"] if isinstance(metric, dict) else metric).rpartition(":")[2]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z0-9])(?=[A-Z][a-z])", "_", own).lower()
+
+
+def sources_of(value: Plain) -> list[str]:
+    """What a loss or a metric, or lists and tables of them, are made from: "file.py:name"."""
+    found: list[str] = []
+    with_sources(value, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+    return found
+
+
+def with_sources(value: Plain, change: Callable[[str], str]) -> Plain:
+    """A loss or a metric, or lists and tables of them, with each source changed."""
+    if isinstance(value, str):
+        return change(value) if is_source(value) else value
+    if isinstance(value, list):
+        return [with_sources(each, change) for each in value]
+    if isinstance(value, dict) and "name" in value:  # the other values are its arguments
+        return {**value, "name": with_sources(value["name"], change)}
+    if isinstance(value, dict):
+        return {name: with_sources(each, change) for name, each in value.items()}
+    return value
+
+
+def without_folder(source: str) -> str:
+    """Of "/a/b/file.py:Name" what is the same wherever the file lies."""
+    return source.rpartition("/")[2]
 
 
 def is_better(value: float, than: float | None, goal: str, min_delta: float = 0.0) -> bool:
@@ -74,45 +191,98 @@ def is_better(value: float, than: float | None, goal: str, min_delta: float = 0.
     return value > than + min_delta if goal == "max" else value < than - min_delta
 
 
+Steps = list[str | dict[str, Plain]]  # "log1p", { name = "scale", by = 0.01 }
+
+# The steps that data.transforms may name: the arguments that each needs, and those that it may
+# have. What they do: `apps.transforms`.
+TRANSFORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "normalise": ((), ("per", "ignore")),
+    "min_max": ((), ("per", "ignore")),
+    "log": (("floor",), ()),
+    "log1p": ((), ()),
+    "clip": ((), ("low", "high")),
+    "scale": ((), ("by", "offset")),
+    "threshold": (("below",), ()),
+    "crop": ((), ("to", "first", "axes")),
+    "pad": (("to",), ("axes", "value")),
+    "channel_axis": ((), ("at",)),
+    "transpose": (("axes",), ()),
+    "flatten": ((), ()),
+    "one_hot": (("classes",), ()),
+    "class_number": ((), ()),
+}
+
+
+def check_transforms(transforms: Mapping[str, Steps]) -> None:
+    """See that all steps and their arguments exist; `apps.transforms` looks at the values.
+
+    Raises:
+        ValueError: they do not; the text names the field and says what there is.
+    """
+    for name, steps in transforms.items():
+        for step in steps:
+            settings = {"name": step} if isinstance(step, str) else step
+            where, chosen = f"transforms.{name}", settings.get("name")
+            known = isinstance(chosen, str) and chosen in TRANSFORMS
+            require(
+                known, f"{where}: there is no step {chosen!r}, only {', '.join(sorted(TRANSFORMS))}"
+            )
+            needed, optional = TRANSFORMS[str(chosen)]
+            takes = f"it takes {', '.join(needed + optional) or 'no arguments'}"
+            for key, value in settings.items():
+                is_known = key in ("name", *needed, *optional)
+                require(is_known, f"{where}: '{chosen}' has no '{key}'; {takes}")
+                values = value if isinstance(value, list) else [value]
+                is_finite = all(math.isfinite(each) for each in values if isinstance(each, float))
+                require(is_finite, f"{where}: '{chosen}': {key} = {value} is not finite")
+            for key in needed:
+                require(key in settings, f"{where}: '{chosen}' needs {key}; {takes}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model(Section):
     """`source` is "package.module:Name" or "file.py:Name"; `args` are its keyword arguments."""
 
-    source: str
-    args: dict[str, Plain] = field(default_factory=dict)
+    source: str  # "my_model.py:Tagger", beside the study, or "package.module:Name"
+    args: dict[str, Plain] = field(default_factory=dict)  # keyword arguments of what it names
 
     def __post_init__(self) -> None:
         require(
-            self.source.count(":") == 1 and all(self.source.split(":")),
+            is_source(self.source),
             f"'{self.source}' is not of the form 'package.module:Name' or 'file.py:Name'",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Section):
-    """HDF5 files and what to take from them.
+    """Files of events and what to take from them: HDF5, NumPy, Parquet or ROOT, by their suffix.
 
-    Fields are named "group/dataset" or "dataset[:, -6:-1]" (the first axis is the event); a list
-    or a group gives several, passed to the model in that order; a table {name = field} gives them
-    to the model as keyword arguments.
+    Fields are named "group/dataset" or "dataset[:, -6:-1]" (the first axis is the event), where a
+    dataset is also a column, or a branch as "tree/branch" or "branch"; "(pt, eta, phi)" and
+    "feature_*" are several of one shape, stacked along a new last axis. A list gives several
+    fields, passed to the model in that order; a group or a table {name = field} gives them to the
+    model as keyword arguments.
     """
 
-    files: list[str]
-    inputs: str | list[str] | dict[str, str]
-    targets: str | list[str] | dict[str, str]
+    files: list[str]  # paths or patterns, absolute or relative to the study; or URLs
+    inputs: str | list[str] | dict[str, str]  # what the model is called with
+    targets: str | list[str] | dict[str, str]  # what the loss compares the model's outputs with
     folds: int = 1  # N_F; 1 = no cross-validation, one split by validation_fraction
-    fold_by: Literal["events", "files"] = "events"
+    fold_by: Literal["events", "files"] = "events"  # what is dealt out to folds whole
     validation_fraction: float = 0.2  # of the events, where folds = 1
     stratify: bool | None = None  # equal class shares in each fold; None = if targets are classes
     train_fraction: float = 1.0  # of each fold's training events, always the same first ones
-    shuffle: bool = True
-    block_events: int | None = None  # events read at once; None = the HDF5 chunk, at least 64
+    shuffle: bool = True  # the training events, anew for each epoch
+    block_events: int | None = None  # events read at once; None = those of a chunk, at least 64
     memory_gb: float | None = None  # per rank, 0 = read ahead; None = a quarter of the free
     cache: str | None = None  # copy the files there once a node, "$TMPDIR"; None = $DATA_CACHE
     copy_command: str | None = None  # "xrdcp {} {}"; None = $DATA_COPY_COMMAND, or a plain copy
+    # By field, steps in order: "log1p", { name = "scale", by = 0.01 }; docs/data.md has them all.
+    transforms: dict[str, Steps] = field(default_factory=dict)
+    collate: str | None = None  # "file.py:function" of a batch's inputs -> what the model gets
 
     def __post_init__(self) -> None:
-        require(len(self.files) > 0, "files: name at least one HDF5 file")
+        require(len(self.files) > 0, "files: name at least one file")
         require(self.folds >= 1, f"folds: {self.folds} is not at least 1")
         require(
             0 < self.validation_fraction <= 0.5,
@@ -130,15 +300,22 @@ class Data(Section):
             self.block_events is None or self.block_events >= 1,
             f"block_events: {self.block_events} is not at least 1",
         )
+        check_transforms(self.transforms)
+        require(
+            self.collate is None or is_source(self.collate),
+            f"collate: '{self.collate}' is not of the form 'package.module:function' or "
+            "'file.py:function'",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Section):
     """Stop once `metric` has not improved by more than `min_delta` for `patience` epochs."""
 
-    metric: str = "val_loss"
-    patience: int = 5
-    min_delta: float = 0.0
+    metric: str = "val_loss"  # what is watched
+    patience: int = 5  # epochs in a row without an improvement
+    min_delta: float = 0.0  # what an improvement must exceed, in units of the metric
+    goal: Goal | None = None  # what is better; None = as the metric's name says
 
     def __post_init__(self) -> None:
         require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
@@ -149,8 +326,9 @@ class EarlyStopping(Section):
 class Target(Section):
     """Stop once `metric` is as good as `value`."""
 
-    metric: str
-    value: float
+    metric: str  # what is watched
+    value: float  # at which the training ends, in units of the metric
+    goal: Goal | None = None  # what is better; None = as the metric's name says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +343,7 @@ class Exchange(Section):
     elastic_force: float = 0.9  # beta of easgd; alpha = beta / workers of the master
     kappa: float = 1.0  # of gem: the energy of a worker, in units of its momentum's
     pass_on_every: int | None = None  # exchanges of a sub-master between its own; None = children
+    # How weights travel: MPI messages, memory that ranks share, or one-sided MPI.
     transport: Literal["messages", "window", "one_sided"] = "messages"
     overlap: bool = False  # exchange while the next gradient is computed; not of gem
     masters_wait: Literal["auto", "sleep", "spin"] = "auto"  # auto: sleep where cores are shared
@@ -207,12 +386,12 @@ class Exchange(Section):
 class Reduction(Section):
     """How the ranks of `allreduce` average their gradients."""
 
-    compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = "none"
+    compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = "none"  # of gradients
     powersgd_rank: int = 2  # of the two factors that stand for a layer's gradient
     powersgd_start_after: int = 0  # updates by whole gradients before it begins
     topk_density: float = 0.01  # share of a layer's gradient that is sent in a step
     topk_momentum: float = 0.0  # of what is kept and sent, in place of the optimizer's own
-    operation: Literal["average", "adasum"] = "average"
+    operation: Literal["average", "adasum"] = "average"  # by which gradients become one
     hierarchical: bool = False  # within each worker first, then across workers
     average_every: int = 1  # local SGD: workers average their weights every so many updates
 
@@ -257,6 +436,7 @@ Schedule = dict[str, Plain]
 class Training(Section):
     """How one task trains."""
 
+    # How the ranks of a task share one training.
     strategy: Literal[
         "local", "allreduce", "sharded", "tensor", "pipeline", "downpour", "easgd", "gem"
     ] = "local"
@@ -264,11 +444,17 @@ class Training(Section):
     reduction: Reduction = field(default_factory=Reduction)  # of allreduce
     exchange: Exchange = field(default_factory=Exchange)  # of downpour, easgd and gem
     split: Split = field(default_factory=Split)  # of pipeline, tensor and sharded
-    epochs: int = 10
+    epochs: int = 10  # passes over the training events, at most
     batch_size: int = 32  # per rank, or per worker where its ranks divide the model
     accumulate: int = 1  # batches of each rank that make one update
-    loss: str = "cross_entropy"  # OWN_LOSS: the model brings its losses and metrics
-    metrics: list[str] = field(default_factory=list)
+    # A name of torch.nn.functional, "file.py:name", or { name = "huber_loss", delta = 0.5 }; a list
+    # or table of these for several targets. OWN_LOSS: the model brings its losses and metrics.
+    loss: str | list[Plain] | dict[str, Plain] = "cross_entropy"
+    loss_weights: list[float] | dict[str, float] | None = None  # of several targets; None = 1 each
+    # Measured each epoch, beside the loss: "accuracy", "mse", "mae", "file.py:name",
+    # "torchmetrics:R2Score", or { name = "torchmetrics:MulticlassF1Score", num_classes = 5 }.
+    metrics: list[str | dict[str, Plain]] = field(default_factory=list)
+    # A class of torch.optim, or a large-batch one such as "lars", and its arguments.
     optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
     optimizers: dict[str, dict[str, Plain]] = field(default_factory=dict)  # of some of a GAN's
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # of lr, by the batches of an update
@@ -280,8 +466,8 @@ class Training(Section):
     recompute: list[str] = field(default_factory=list)  # layers that keep no activations: ["*"]
     compile: bool = False  # by torch.compile
     cuda_graphs: bool = False  # record what a GPU is asked for in a step, and ask at once
-    early_stopping: EarlyStopping | None = None
-    target: Target | None = None
+    early_stopping: EarlyStopping | None = None  # None = all epochs
+    target: Target | None = None  # None = however good it is
     max_minutes: float | None = None  # of training; ends after the epoch that passes it
     select: Literal["best", "last"] = "best"  # the epoch whose weights and fom are kept
     lanes: int | None = None  # read in the order of this many ranks; None = as many as there are
@@ -290,6 +476,8 @@ class Training(Section):
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
         require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
+        check_loss(self.loss)
+        check_metrics(self.metrics)
         phases = self.phases
         for key, table, example in (
             ("optimizer", self.optimizer, "{ name = 'adam' }"),
@@ -355,7 +543,7 @@ class Layout(Section):
     ranks_per_stage: int = 1  # of pipeline: ranks that divide each stage as `tensor` does
     num_masters: int = 1  # that each own a part of the weights; of downpour, easgd, gem
     sub_masters: list[int] = field(default_factory=list)  # [2, 3]: 2, and 3 under each of these
-    cores_per_rank: int = 1
+    cores_per_rank: int = 1  # and threads
     gpus_per_rank: int = 0  # several divide the layers of a model between them
     walltime_min: float = 60.0  # a task that runs longer is stopped and failed
 
@@ -449,8 +637,8 @@ def averages_weights(training: Training) -> bool:
 class Objective(Section):
     """The figure of merit that a task returns to the search."""
 
-    metric: str = "val_loss"
-    goal: Literal["min", "max"]
+    metric: str = "val_loss"  # of what is measured each epoch
+    goal: Literal["min", "max"]  # whether less or more of it is better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -521,7 +709,11 @@ class TrainTask:
             del content[name]
         for name in ("files", "memory_gb", "cache", "copy_command"):
             del content["data"][name]
-        content["model"]["source"] = self.model.source.rpartition("/")[2]
+        content["model"]["source"] = without_folder(self.model.source)
+        for name in ("loss", "metrics"):
+            content["training"][name] = with_sources(content["training"][name], without_folder)
+        if self.data.collate is not None:
+            content["data"]["collate"] = self.data.collate.rpartition("/")[2]
         del content["training"]["tensorboard"]
         del content["layout"]["walltime_min"]
         if content["start"] is not None:
@@ -650,6 +842,11 @@ class TaskPaths:
     def weights(self) -> Path:
         """The model's state_dict at the selected epoch."""
         return self.folder / "weights.pt"
+
+    @property
+    def transforms(self) -> Path:
+        """The steps of `data.transforms`, with the numbers that were taken from the training."""
+        return self.folder / "transforms.json"
 
     @property
     def place(self) -> Path:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from apps.contract import Data, N3LOError, TrainTask
 from apps.hdf5 import Index, Reader, index_files
+from apps.transforms import fit, tensor_of, transformed
 
 T = TypeVar("T")
 
@@ -98,6 +99,12 @@ def prepare(data: Data, split_seed: int) -> tuple[Index, np.ndarray]:
     split = _split_files if data.fold_by == "files" else _split_events
     fold, kind = split(data, index, rng)
     return index, np.where(_first_part(kind, data.train_fraction, rng), fold, ~fold)
+
+
+def prepare_fold(data: Data, split_seed: int, fold: int) -> tuple[Index, np.ndarray]:
+    """As `prepare`, with the transforms fitted to the events that are trained on in this fold."""
+    index, fold_of_event = prepare(data, split_seed)
+    return fit(index, data.transforms, trains(fold_of_event, fold)), fold_of_event
 
 
 def validates(fold_of_event: np.ndarray, fold: int) -> np.ndarray:
@@ -475,9 +482,9 @@ class Epoch:
 
 
 def make_batch(index: Index, arrays: list[Array], num_global: int, device: torch.device) -> Batch:
-    """From the arrays of all fields to the tensors of a step."""
+    """From the arrays of all fields to the tensors of a step, after the transforms."""
     tensors = [
-        torch.as_tensor(array).to(device, non_blocking=True).to(_torch_type(field.dtype))
+        transformed(field, tensor_of(field, array, device))
         for array, field in zip(arrays, index.fields, strict=True)
     ]
     num_inputs = len(index.inputs.members)
@@ -487,11 +494,6 @@ def make_batch(index: Index, arrays: list[Array], num_global: int, device: torch
         num_events=len(arrays[0]),
         num_global=num_global,
     )
-
-
-@cache
-def _torch_type(dtype: np.dtype) -> torch.dtype:
-    return getattr(torch, dtype.name)
 
 
 def _pinned(arrays: list[np.ndarray]) -> list[torch.Tensor]:

@@ -27,10 +27,12 @@ from torch.nn import functional
 
 from apps.contract import N3LOError, TaskPaths, TrainTask, goal_of, write_json
 from apps.data import VALIDATION_FACTOR, Batch, make_batch, prepare, validates
-from apps.experiment import LOSS_ALIASES, Supervised
+from apps.experiment import Supervised
 from apps.hdf5 import Reader
+from apps.losses import Key
 from apps.new_h5 import new_h5
 from apps.trained import load_trained, this_device
+from apps.transforms import Kept, kept, with_kept
 
 Keep = Callable[[int, np.ndarray, Mapping[str, Tensor]], None]  # fold, events, their means by name
 
@@ -54,6 +56,7 @@ class Model(NamedTuple):
     name: str
     task: TrainTask
     experiment: Supervised
+    transforms: Kept  # with the numbers of its training
 
 
 class Scores(NamedTuple):
@@ -66,8 +69,11 @@ class Scores(NamedTuple):
 
     @property
     def gain(self) -> np.ndarray:
-        """By how much the first 1, 2, ... together are better than the first alone."""
-        signs = [1 if goal_of(name) == "max" else -1 for name in self.metrics]
+        """By how much the first 1, 2, ... together are better than the first alone.
+
+        Where it is not known whether more is better, by how much they are more.
+        """
+        signs = [-1 if goal_of(name) == "min" else 1 for name in self.metrics]
         return np.array(signs) * (self.averaged - self.single[:, :1])
 
 
@@ -119,7 +125,7 @@ def ensemble(members: Sequence[Member], to: Path | None = None) -> Scores:
     names = [member.name for member in members]
     scores = Scores(names, first.experiment.metrics, single, averaged)
     if to is not None:
-        write_json(to / "ensemble.json", describe(members, average_of(first.task), scores))
+        write_json(to / "ensemble.json", describe(members, averaged_by(first.experiment), scores))
     return scores
 
 
@@ -130,7 +136,7 @@ def load(name: str, folder: Path, device: torch.device) -> Model:
             f"{name}: '{task.model.source.rpartition(':')[2]}' is no supervised model, but several "
             "networks with losses of their own: their outputs cannot be averaged"
         )
-    return Model(name, task, experiment)
+    return Model(name, task, experiment, kept(TaskPaths(folder).transforms, task.data.transforms))
 
 
 def check_alike(models: Sequence[Model]) -> None:
@@ -196,10 +202,9 @@ AVERAGES = {
 }
 
 
-def average_of(task: TrainTask) -> Average:
+def average_of(loss: str) -> Average:
     """Of probabilities where the loss takes them, in one form or another; else of the outputs."""
-    loss = task.training.loss
-    return AVERAGES.get(LOSS_ALIASES.get(loss, loss), OUTPUTS)
+    return AVERAGES.get(loss, OUTPUTS)
 
 
 # -- a fold ----------------------------------------------------------------------------------------
@@ -212,20 +217,26 @@ def judge(models: Sequence[Model], keep: Keep) -> tuple[np.ndarray, np.ndarray]:
     Held at once are the outputs of one model and the sum of all, of one batch.
     """
     task, first = models[0].task, models[0].experiment
-    average = average_of(task)
     single, averaged = ([first.no_val_sums() for _ in models] for _ in range(2))
     for events, batches in validation(models):
         totals: dict[str, Tensor] = {}
         means: dict[str, Tensor] = {}
         for number, (model, batch) in enumerate(zip(models, batches, strict=True)):
             outputs = predict(model, batch, means)
+            averages = {
+                name: average_of(first.losses.name(key))
+                for name, key in names(batch.targets).items()
+            }
             for name, values in outputs.items():
+                average = averages[name]
                 form = average.form(values)
                 totals[name] = average.add(totals[name], form) if number else form
                 means[name] = average.back(totals[name], number + 1)
             single[number] += sums(first, outputs, batch)
             averaged[number] += sums(first, means, batch)
-        keep(task.fold, events, {name: average.written(each) for name, each in means.items()})
+        keep(
+            task.fold, events, {name: averages[name].written(each) for name, each in means.items()}
+        )
     return values_of(first, single), values_of(first, averaged)
 
 
@@ -245,23 +256,29 @@ def predict(model: Model, batch: Batch, like: Mapping[str, Tensor]) -> dict[str,
 
 
 def sums(experiment: Supervised, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-    """Sum and count of loss and metrics, (metrics, 2)."""
-    targets = named(batch.targets, batch.targets)
-    loss = experiment.loss(outputs, targets)
-    return experiment.sums(loss, outputs, replace(batch, targets=targets))
+    """What is measured of a batch, in the sums of the experiment."""
+    as_given: Any = {key: outputs[name] for name, key in names(batch.targets).items()}
+    if not isinstance(batch.targets, dict):
+        as_given = list(outputs.values()) if isinstance(batch.targets, list) else as_given[None]
+    return experiment.sums(experiment.loss(as_given, batch.targets), as_given, batch)
+
+
+def names(targets: Any) -> dict[str, Key]:
+    """Of one or several outputs in `predictions.h5`, each with its place in the targets."""
+    if isinstance(targets, dict):
+        return {f"output_{name}": name for name in targets}
+    if isinstance(targets, list):
+        return {f"output_{number}": number for number in range(len(targets))}
+    return {"output": None}
 
 
 def named(values: Any, targets: Any) -> dict[str, Tensor]:
     """One or several outputs, under the names that they have in `predictions.h5`."""
-    if isinstance(targets, dict):
-        return {f"output_{name}": values[name] for name in targets}
-    if isinstance(targets, list):
-        return {f"output_{number}": each for number, each in enumerate(values)}
-    return {"output": values}
+    return {name: values if key is None else values[key] for name, key in names(targets).items()}
 
 
 def values_of(experiment: Supervised, models: Sequence[Tensor]) -> np.ndarray:
-    """From the sums of each, (metrics, 2), to (models, metrics)."""
+    """From the sums of each to (models, metrics)."""
     return np.array([list(experiment.val_means(each).values()) for each in models])
 
 
@@ -271,15 +288,21 @@ def validation(models: Sequence[Model]) -> Iterator[tuple[np.ndarray, list[Batch
     Models may take different fields of an event: the data section of a study can be searched.
 
     Raises:
-        N3LOError: not all models have the same validation events.
+        N3LOError: not all models have the same validation events, with the same targets.
     """
     first = models[0]
     # Which events validate does not depend on how many are trained on.
     sections = [
-        (replace(each.task.data, train_fraction=1.0), each.task.split_seed) for each in models
+        (replace(each.task.data, train_fraction=1.0), each.task.split_seed, each.transforms)
+        for each in models
     ]
     distinct = [each for number, each in enumerate(sections) if each not in sections[:number]]
-    splits = [prepare(*each) for each in distinct]
+    splits = [
+        (with_kept(index, numbers), fold)
+        for data, seed, numbers in distinct
+        for index, fold in [prepare(data, seed)]
+    ]
+    targets = [[field.steps for field in index.targets.members] for index, _ in splits]
     events = [np.flatnonzero(validates(fold, first.task.fold)) for _, fold in splits]
     which = [distinct.index(each) for each in sections]
     for model, source in zip(models, which, strict=True):
@@ -287,6 +310,11 @@ def validation(models: Sequence[Model]) -> Iterator[tuple[np.ndarray, list[Batch
             raise N3LOError(
                 f"{model.name}: has other validation events than {first.name}: data.stratify, "
                 "data.validation_fraction or the split's seed is not the same"
+            )
+        if targets[source] != targets[0]:
+            raise N3LOError(
+                f"{model.name}: data.transforms gives its targets other numbers than those of "
+                f"{first.name}: their outputs cannot be averaged"
             )
     size = VALIDATION_FACTOR * min(each.task.training.batch_size for each in models)
     with ExitStack() as stack:
@@ -326,7 +354,12 @@ def with_spread(values: np.ndarray, form: str) -> str:
     return f"{mean} ± {values.std(ddof=1):.2g}" if len(values) > 1 else mean
 
 
-def describe(members: Sequence[Member], average: Average, scores: Scores) -> dict[str, Any]:
+def averaged_by(experiment: Supervised) -> str:
+    """What is averaged, of all targets."""
+    return " and ".join(sorted({average_of(name).of for name in experiment.losses.names}))
+
+
+def describe(members: Sequence[Member], averaged: str, scores: Scores) -> dict[str, Any]:
     """The content of `ensemble.json`; lists of numbers have one a fold."""
 
     def rows(values: np.ndarray, key: str, names: Sequence[Any]) -> list[dict[str, Any]]:
@@ -335,7 +368,7 @@ def describe(members: Sequence[Member], average: Average, scores: Scores) -> dic
 
     firsts = range(1, len(members) + 1)
     return {
-        "averaged": average.of,
+        "averaged": averaged,
         "members": [
             {
                 "trial": member.name,

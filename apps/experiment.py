@@ -11,23 +11,30 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import reduce
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from apps import dynamo
-from apps.contract import OWN_LOSS, Model, N3LOError, Plain, Schedule, Training, plain
+from apps import dynamo, frameworks
+from apps.contract import Model, N3LOError, Plain, Schedule, Training, plain
 from apps.data import Batch
+from apps.losses import Losses, pairs
+from apps.metrics import make_metric, on_device
+from apps.sources import (
+    check_arguments,
+    choose,
+    describe,
+    load_object,
+    odd_arguments,
+    shown_source,
+    source_file,
+)
 
 dynamo.defer()
 
@@ -60,6 +67,7 @@ class Experiment:
             each.numel() for network in networks.values() for each in network.parameters()
         )
         self.device = torch.device("cpu")  # where losses are; a strategy sets it
+        self.epoch = 0  # that is trained, from 1
         self._training = training
         self._half = PRECISIONS.get(training.precision)
         for name in training.optimizers:
@@ -107,6 +115,10 @@ class Experiment:
     def states_of(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of each network, from what `weights.pt` holds."""
         raise NotImplementedError
+
+    def served(self, network: str) -> nn.Module:
+        """A network in the form in which others call it."""
+        return self.networks[network]
 
     def inspect(self, batch: Batch) -> list[str]:
         """Warnings about data of which this is a part.
@@ -174,26 +186,39 @@ class Experiment:
 
 
 class Supervised(Experiment):
-    """One model that learns to give the targets from the inputs; sums are (metrics, 2)."""
+    """One model that learns to give the targets from the inputs.
 
-    def __init__(self, model: nn.Module, training: Training) -> None:
+    Sums are one vector: of the loss its sum and count, and then what each metric adds up.
+    """
+
+    def __init__(
+        self, model: nn.Module, training: Training, collate: Callable[[Any], Any] | None = None
+    ) -> None:
+        """
+        Args:
+            collate: from the inputs of a batch to what the model is called with.
+        """
         super().__init__({"model": model}, training)
-        self.metrics = ["loss", *training.metrics]
-        self._loss = _loss(training.loss)
-        self._metrics = [_choose("training.metrics", name, METRICS) for name in training.metrics]
+        self._collate = collate
+        self.losses = Losses(training)
+        self._metrics = [make_metric(each, self.losses.name) for each in training.metrics]
+        self._sizes = [2, *(each.size for each in self._metrics)]
+        self.metrics = ["loss", *(each.name for each in self._metrics)]
 
     @property
     def measured(self) -> list[str]:
         return [prefix + name for prefix in ("", "val_") for name in self.metrics]
 
     def no_sums(self) -> torch.Tensor:
-        return torch.zeros(len(self.metrics), 2, dtype=torch.float64, device=self.device)
+        return torch.zeros(sum(self._sizes), dtype=torch.float64, device=self.device)
 
     def no_val_sums(self) -> torch.Tensor:
         return self.no_sums()
 
     def means(self, sums: torch.Tensor) -> dict[str, float]:
-        return means_of(self.metrics, sums)
+        loss, *others = sums.cpu().split(self._sizes)
+        values = [metric.value(each) for metric, each in zip(self._metrics, others, strict=True)]
+        return dict(zip(self.metrics, [(loss[0] / loss[1]).item(), *values], strict=True))
 
     def val_means(self, sums: torch.Tensor) -> dict[str, float]:
         return self.means(sums)
@@ -218,24 +243,27 @@ class Supervised(Experiment):
 
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         """What the model gives, in the precision of the study; in float32 for the loss."""
+        if self._collate is not None:
+            inputs = self._collate(inputs)
         with self.autocast(self.device):
             outputs = call(model, inputs)
         return float32(outputs)
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The mean over the events; summed, if there are several outputs."""
-        pairs = _pairs(outputs, targets)
-        return reduce(torch.add, [self._loss(output, target) for output, target in pairs])
+        return self.losses(outputs, targets)
 
     def sums(self, loss: torch.Tensor, outputs: Any, batch: Batch) -> torch.Tensor:
-        """Sum and count of each metric, (metrics, 2)."""
-        pairs = _pairs(outputs, batch.targets)
-        count = _on_device(batch.num_events, loss)
-        sums = [torch.stack([loss.detach() * count, count])]
-        for metric in self._metrics:
-            of_pairs = [metric(output.detach(), target) for output, target in pairs]
-            sums.append(torch.stack([torch.stack(pair) for pair in of_pairs]).sum(dim=0))
-        return torch.stack([each.double() for each in sums])
+        """What is measured of a batch, detached, as `no_sums`."""
+        count = on_device(batch.num_events, loss)
+        of_loss = torch.stack([(loss.detach() * count).double(), count])
+        if not self._metrics:
+            return of_loss
+        found = {
+            key: (output.detach(), target)
+            for key, (output, target) in pairs(outputs, batch.targets).items()
+        }
+        return torch.cat([of_loss, *(metric.sums(found) for metric in self._metrics)])
 
 
 def means_of(metrics: Sequence[str], sums: torch.Tensor) -> dict[str, float]:
@@ -246,14 +274,76 @@ def means_of(metrics: Sequence[str], sums: torch.Tensor) -> dict[str, float]:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def make_experiment(model: Model, training: Training) -> Experiment:
+def make_experiment(
+    model: Model,
+    training: Training,
+    example: Callable[[], Batch] | None = None,
+    collate: str | None = None,
+) -> Experiment:
     """What the study trains: a module with the study's loss, or what makes an experiment of itself.
+
+    Args:
+        example: gives two events, for models that take their form from the data: those of other
+            frameworks, and lazy layers.
+        collate: `data.collate`.
 
     Raises:
         N3LOError: it cannot be made.
     """
     made = build_model(model)
-    return Supervised(made, training) if isinstance(made, nn.Module) else made.experiment(training)
+    is_module = isinstance(made, nn.Module)
+    make = frameworks.maker_of(made) if is_module else None
+    if collate is not None and (make is not None or not is_module):
+        raise N3LOError(
+            f"data.collate: is for a torch.nn.Module, and {shown_source('model', model.source)} is "
+            "called in another way; leave it out, and change the inputs in the model"
+        )
+    change = collate and make_collate(collate)
+    if not is_module:
+        return made.experiment(training)
+    if example is None or (make is None and not _is_lazy(made)):
+        return Supervised(made, training, change)
+    try:
+        if make is not None:
+            return make(made, training, example)
+        with torch.no_grad():
+            inputs = example().inputs
+            call(made.eval(), change(inputs) if change else inputs)
+        return Supervised(made.train(), training, change)
+    except N3LOError:
+        raise
+    except Exception as error:  # a user's model can raise anything
+        name = model.source.rpartition(":")[2]
+        raise N3LOError(
+            f"model '{name}' fails on the first batch: {describe(error, model_file(model))}"
+        ) from error
+
+
+def make_collate(source: str) -> Callable[[Any], Any]:
+    """The user's function from the inputs of a batch to what the model is called with.
+
+    Raises:
+        N3LOError: it cannot be imported, or is none.
+    """
+    shown = shown_source("data.collate", source)
+    function = load_object("data.collate", source)
+    if not callable(function):
+        raise N3LOError(f"{shown}: is a {type(function).__name__}, not a function")
+
+    def collate(inputs: Any) -> Any:
+        try:
+            made = function(inputs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a user's function can raise anything
+            raise N3LOError(f"{shown}: {describe(error, source_file(source))}") from error
+        return list(made) if isinstance(made, tuple) else made
+
+    return collate
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return any(isinstance(each, UninitializedParameter) for each in module.parameters())
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -284,7 +374,8 @@ def float32(values: Any) -> Any:
     if isinstance(values, dict):
         return {name: float32(value) for name, value in values.items()}
     if isinstance(values, list | tuple):
-        return [float32(value) for value in values]
+        members = [float32(value) for value in values]
+        return type(values)(*members) if hasattr(values, "_fields") else members
     half = isinstance(values, torch.Tensor) and values.dtype in PRECISIONS.values()
     return values.float() if half else values
 
@@ -295,25 +386,17 @@ def build_model(settings: Model) -> Any:
     Raises:
         N3LOError: it cannot be imported or constructed; the message says where it fails.
     """
-    place, _, name = settings.source.partition(":")
-    shown = f"model.source '{Path(place).name if place.endswith('.py') else place}:{name}'"
+    shown = shown_source("model.source", settings.source)
+    frameworks.choose_backend()
+    make = load_object("model.source", settings.source)
+    check_arguments(inspect.signature(make), settings.args, f"model.args of {shown}")
     try:
-        module = _import_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # a user's file can raise anything
-        raise N3LOError(f"{shown}: {describe(error, place)}") from error
-    if not hasattr(module, name):
-        there = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isclass(value) and value.__module__ == module.__name__
-        ]
-        raise N3LOError(f"{shown}: there is no '{name}', only {', '.join(there) or 'no class'}")
-    make = getattr(module, name)
-    _check_arguments(inspect.signature(make), settings.args, f"model.args of {shown}")
-    try:
-        model = make(**settings.args)
+        with frameworks.new_model():
+            model = make(**settings.args)
     except Exception as error:
-        raise N3LOError(f"{shown}: {describe(error, module.__file__)}") from error
+        reason = frameworks.remedy(error) or describe(error, source_file(settings.source))
+        odd = odd_arguments(inspect.signature(make), settings.args, "model.args")
+        raise N3LOError(f"{shown}: {reason}{odd}") from error
     if not isinstance(model, nn.Module) and not hasattr(model, "experiment"):
         raise N3LOError(
             f"{shown}: gives a {type(model).__name__}, not a torch.nn.Module, nor "
@@ -324,127 +407,7 @@ def build_model(settings: Model) -> Any:
 
 def model_file(settings: Model) -> str | None:
     """The file that the model comes from, once it is imported."""
-    place = settings.source.partition(":")[0]
-    return place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
-
-
-def describe(error: BaseException, file: str | None = None) -> str:
-    """One line: what was raised, and the deepest line of `file`, or else of all, that led there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, SyntaxError) and error.filename:
-        text, place = error.msg, f"{Path(error.filename).name} line {error.lineno}"
-    else:
-        frame = ([each for each in frames if each.filename == file] or frames)[-1]
-        text, place = (
-            " ".join(str(error).split()),
-            f"{Path(frame.filename).name} line {frame.lineno}",
-        )
-    return f"{type(error).__name__}: {text[:500]} ({place})"
-
-
-def _import_file(path: str) -> Any:
-    """Import a file by its path; files beside it can be imported by it, as in a script."""
-    folder, name = str(Path(path).parent), Path(path).stem
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(f"n3lo_model_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses in it look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-# -- losses and metrics ----------------------------------------------------------------------------
-
-LOSSES = (
-    "cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "nll_loss",
-)
-LOSS_ALIASES = {"mse": "mse_loss", "mae": "l1_loss", "bce": "binary_cross_entropy_with_logits"}
-
-
-def _loss(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A mean over the events of a batch."""
-    if name == OWN_LOSS:
-        raise N3LOError(
-            "training.loss: 'own' is for models that bring their losses (apps.adversarial), and "
-            "this one is a module; name a loss, such as 'cross_entropy' or 'mse'"
-        )
-    choices = {each: each for each in LOSSES} | LOSS_ALIASES
-    chosen = _choose("training.loss", name, choices)
-    function = getattr(functional, chosen)
-    if chosen == "cross_entropy":  # takes class numbers as well as one-hot targets
-        return function
-    if chosen == "nll_loss":
-        return lambda outputs, targets: function(outputs, _class_numbers(outputs, targets))
-    return lambda outputs, targets: function(outputs, _alike(outputs, targets))
-
-
-def _accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
-    """Of classes (B, C), or of one logit an event (B,) or (B, 1)."""
-    if outputs[0].numel() == 1:
-        right = (outputs > 0) == (_alike(outputs, targets) > 0.5)
-    else:
-        right = outputs.argmax(dim=1) == _class_numbers(outputs, targets)
-    return right.sum(), _count(right)
-
-
-def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
-    return (outputs - _alike(outputs, targets)).square().sum(), _count(outputs)
-
-
-def _absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> Pair:
-    return (outputs - _alike(outputs, targets)).abs().sum(), _count(outputs)
-
-
-# Each gives a sum and a count, so that it adds up exactly over batches and ranks.
-METRICS = {"accuracy": _accuracy, "mse": _squared_error, "mae": _absolute_error}
-
-
-def _count(values: torch.Tensor) -> torch.Tensor:
-    return _on_device(values.numel(), values)
-
-
-def _on_device(number: int, like: torch.Tensor) -> torch.Tensor:
-    """Made there: a GPU would end all its work before a number is copied to it."""
-    return torch.full((), number, dtype=torch.float64, device=like.device)
-
-
-def _class_numbers(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return targets.argmax(dim=1) if targets.ndim == outputs.ndim else targets
-
-
-def _alike(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Targets in the shape and type of the outputs; (B,) against (B, 1) would become (B, B)."""
-    if outputs.numel() != targets.numel():
-        raise N3LOError(f"the model gives {_shape(outputs)}, but the targets are {_shape(targets)}")
-    return targets.reshape(outputs.shape).to(outputs.dtype)
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"({', '.join(['B', *map(str, tensor.shape[1:])])})"
-
-
-def _pairs(outputs: Any, targets: Any) -> list[Pair]:
-    """Outputs with their targets; several where the targets are a list or a table."""
-    if isinstance(targets, dict) and isinstance(outputs, dict) and outputs.keys() == targets.keys():
-        return [(outputs[name], targets[name]) for name in targets]
-    if isinstance(targets, list) and isinstance(outputs, list | tuple):
-        return list(zip(outputs, targets, strict=True))
-    if isinstance(targets, torch.Tensor) and isinstance(outputs, torch.Tensor):
-        return [(outputs, targets)]
-    raise N3LOError(f"the model gives {_form(outputs)}, but the targets are {_form(targets)}")
-
-
-def _form(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"a table of {', '.join(value)}"
-    return f"a list of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__
+    return source_file(settings.source)
 
 
 # -- optimizers ------------------------------------------------------------------------------------
@@ -521,7 +484,7 @@ LENGTHS = ("T_max", "total_iters", "total_steps")  # what schedulers call their 
 def _make_phase(
     settings: Schedule, optimizer: Optimizer, length: int, may_be_left_out: Sequence[str]
 ) -> LRScheduler:
-    make = _choose("training.scheduler", plain(settings["name"]), SCHEDULERS)
+    make = choose("training.scheduler", plain(settings["name"]), SCHEDULERS)
     known = inspect.signature(make).parameters
     missing = {name: length for name in may_be_left_out if name in known and name not in settings}
     return _make("training.scheduler", {**missing, **settings}, SCHEDULERS, "optimizer", optimizer)
@@ -539,34 +502,13 @@ def _make(
     where: str, settings: dict[str, Plain], choices: dict[str, Any], first: str, value: Any
 ) -> Any:
     arguments = {name: setting for name, setting in settings.items() if name != "name"}
-    make = _choose(where, plain(settings["name"]), choices)
+    make = choose(where, plain(settings["name"]), choices)
     signature = inspect.signature(make)
     named = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
     signature = signature.replace(parameters=named)  # some take any, and do nothing with it
     what = f"{where} '{settings['name']}'"
-    _check_arguments(signature, {first: value, **arguments}, what, (first,))
+    check_arguments(signature, {first: value, **arguments}, what, (first,))
     try:
         return make(value, **arguments)
     except (ValueError, TypeError) as error:
         raise N3LOError(f"{what}: {error}") from error
-
-
-def _choose(where: str, name: str, choices: Mapping[str, T]) -> T:
-    if name not in choices:
-        raise N3LOError(f"{where}: there is no '{name}', only {', '.join(sorted(choices))}")
-    return choices[name]
-
-
-def _check_arguments(
-    signature: inspect.Signature, arguments: dict[str, Any], what: str, own: tuple[str, ...] = ()
-) -> None:
-    """Compare with the signature first: a TypeError from within would mean something else.
-
-    Args:
-        own: arguments that do not come from the user.
-    """
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        accepted = [name for name in signature.parameters if name not in own]
-        raise N3LOError(f"{what}: {error}; it takes {', '.join(accepted) or 'none'}") from error

@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from apps.check import first_events
 from apps.contract import N3LOError
-from apps.data import prepare
 from apps.experiment import Experiment, describe
-from apps.trained import load_trained
+from apps.trained import load_trained, trained_index
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4  # relative to the largest output: kernels differ by rounding
@@ -68,9 +67,9 @@ def export(folder: Path, out: Path, name: str | None) -> float:
     name = name or names[0]
     if name not in names:
         raise N3LOError(f"--network {name}: there is none, only {', '.join(names)}")
-    network = experiment.networks[name]
-    index, _ = prepare(task.data, task.split_seed)
-    arguments, keywords = arguments_of(experiment, network, first_events(index))
+    network = experiment.served(name)
+    batch = first_events(trained_index(folder, task))
+    arguments, keywords = arguments_of(experiment, network, batch)
     beside = out.with_name(f".{out.stem}.{os.getpid()}{out.suffix}")
     try:
         with warnings.catch_warnings():
@@ -107,6 +106,8 @@ def arguments_of(
     )
     experiment.rehearse(batch)
     hook.remove()
+    if not seen:
+        raise N3LOError("a training step does not call the network's forward, which is exported")
     return tree_map(lambda each: each.detach().clone() if torch.is_tensor(each) else each, seen[0])
 
 

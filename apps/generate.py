@@ -66,12 +66,18 @@ def energies_of(task: TrainTask, options: argparse.Namespace) -> np.ndarray:
 
 
 def shower_model(task: TrainTask, experiment: Experiment) -> ShowerModel:
-    if isinstance(experiment, Adversarial) and isinstance(experiment.adversaries, ShowerModel):
-        return experiment.adversaries
-    raise N3LOError(
-        f"model '{task.model.source.rpartition(':')[2]}' makes no showers: it is not derived from "
-        "apps.models.showers.ShowerModel"
-    )
+    adversaries = experiment.adversaries if isinstance(experiment, Adversarial) else None
+    if not isinstance(adversaries, ShowerModel):
+        raise N3LOError(
+            f"model '{task.model.source.rpartition(':')[2]}' makes no showers: it is not derived "
+            "from apps.models.showers.ShowerModel"
+        )
+    if task.data.transforms:
+        raise N3LOError(
+            "data.transforms: this generator makes transformed showers, and nothing undoes that; "
+            "train it on showers as they are, in GeV"
+        )
+    return adversaries
 
 
 def write(path: Path, task: TrainTask, model: ShowerModel, energies: np.ndarray, seed: int) -> None:

@@ -1,4 +1,7 @@
-"""What a study's HDF5 files hold: its fields, how many events there are, and how to read them."""
+"""What a study's files hold: its fields, how many events there are, and how to read them.
+
+The files are of any format of `apps.formats`, of which HDF5 is the first.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 
 from apps.contract import Data, N3LOError
+from apps.formats import Source, open_file
+from apps.rows import Rows
 
 FLOAT32 = np.dtype(np.float32)
+MOST_NAMES = 30  # of the arrays of a file, in a message
 SMALLEST_BLOCK = 64  # events; below, the cost of a read call outweighs the read
 
 
@@ -24,11 +29,12 @@ class Field:
 
     text: str  # as the study names it: "jets[:, -6:-1]"
     name: str  # of the model's keyword argument, where there is one
-    dataset: str  # "jets"
+    dataset: str  # "jets", or several as one: "(pt, eta, phi)"
     index: tuple[int | slice, ...]  # of the axes after that of the events
     shape: tuple[int, ...] = ()  # of one event, after the index
     stored: np.dtype[Any] = FLOAT32  # in memory
-    dtype: np.dtype[Any] = FLOAT32  # as the model and the loss get it
+    dtype: np.dtype[Any] = FLOAT32  # as the model and the loss get it, or the first of the steps
+    steps: tuple[Any, ...] = ()  # of `apps.transforms`, between what is read and the model
 
     @property
     def event_bytes(self) -> int:
@@ -89,15 +95,15 @@ class Index:
 class Reader:
     """Reads fields of events by their numbers.
 
-    Opens each file when first asked for, and keeps it open: a chunk cache lives as long as its
-    open dataset; opening per read is a hundred times slower.
+    Opens each file when first asked for, and keeps it open: a chunk of HDF5, or a row group of
+    Parquet, is kept as long as the dataset is open; opening per read is a hundred times slower.
     """
 
     def __init__(self, index: Index, fields: Sequence[Field]) -> None:
         self._index = index
         self._fields = fields
-        self._files: dict[str, h5py.File] = {}
-        self._datasets: dict[tuple[str, str], h5py.Dataset] = {}
+        self._files: dict[str, Source] = {}
+        self._datasets: dict[tuple[str, str], Rows] = {}
 
     def gather(self, events: np.ndarray) -> list[np.ndarray]:
         """The given events in the given order, one array a field; one read call a block."""
@@ -118,18 +124,18 @@ class Reader:
         path = self._index.files[file]
         first, last = run[[0, -1]] - self._index.file_starts[file]
         try:
-            values = self._dataset(path, field.dataset)[(slice(first, last + 1), *field.index)]
+            values = self._dataset(path, field)[(slice(first, last + 1), *field.index)]
         except OSError as error:
             raise N3LOError(f"{path}: '{field.text}' cannot be read: {error}") from error
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is reported
             return values[run - run[0]].astype(field.stored, copy=False)
 
-    def _dataset(self, path: str, name: str) -> h5py.Dataset:
-        if (path, name) not in self._datasets:
+    def _dataset(self, path: str, field: Field) -> Rows:
+        if (path, field.text) not in self._datasets:
             if path not in self._files:
                 self._files[path] = open_file(path)
-            self._datasets[path, name] = self._files[path][name]
-        return self._datasets[path, name]
+            self._datasets[path, field.text] = self._files[path].find(field.dataset, field.index)
+        return self._datasets[path, field.text]
 
     def close(self) -> None:
         for file in self._files.values():
@@ -147,7 +153,7 @@ def index_files(data: Data) -> Index:
     with open_file(data.files[0]) as file:
         inputs = _fields(data.inputs, file, role="inputs")
         targets = _fields(data.targets, file, role="targets")
-        chunks = file[inputs.members[0].dataset].chunks
+        chunks = _find(file, inputs.members[0]).chunks
     index = Index(
         files=tuple(data.files),
         file_events=tuple(_num_events(path, inputs, targets) for path in data.files),
@@ -160,21 +166,18 @@ def index_files(data: Data) -> Index:
     return index
 
 
-def open_file(path: str) -> h5py.File:
-    """For reading, without the locks that Lustre, GPFS and NFS often refuse."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except FileNotFoundError as error:
-        raise N3LOError(f"data.files: '{path}' does not exist") from error
-    except PermissionError as error:
-        raise N3LOError(f"data.files: '{path}' may not be read by you") from error
-    except OSError as error:
-        raise N3LOError(f"data.files: '{path}' is not a readable HDF5 file (truncated?)") from error
-
-
 def parse_field(text: str, name: str = "") -> Field:
-    """ "group/dataset" or "dataset[:, 0, -6:-1]"; integers and slices only, all events."""
+    """ "group/dataset" or "dataset[:, 0, -6:-1]"; integers and slices only, all events.
+
+    Instead of a dataset: "(pt, eta, phi)", several of one shape along a new last axis, or a pattern
+    for their names, "feature_*".
+    """
     dataset, bracket, _ = text.partition("[")
+    if dataset.startswith("(") and not dataset.rstrip().endswith(")"):
+        raise N3LOError(
+            f"data: '{text}' is not of the form (first, second)[:, ...]: names, separated by "
+            "commas, and an index for all of them behind the parenthesis"
+        )
     index: tuple[int | slice, ...] = ()
     if bracket:
         try:
@@ -214,17 +217,16 @@ def _parse_integer(part: ast.expr) -> int:
 
 def _fields(
     named: str | Sequence[str] | Mapping[str, str],
-    file: h5py.File,
+    file: Source,
     role: Literal["inputs", "targets"],
 ) -> Fields:
     kind: Literal["one", "list", "table"]
     if isinstance(named, str):
         field = parse_field(named)
-        group = _find(file, field)
-        if isinstance(group, h5py.Group):
+        members = None if field.index else file.members(field.dataset)
+        if members is not None:
             kind = "table"
-            names = sorted(key for key in group if isinstance(group[key], h5py.Dataset))
-            parsed = [parse_field(f"{field.dataset}/{key}", key) for key in names]
+            parsed = [parse_field(f"{field.dataset}/{key}", key) for key in members]
         else:
             kind, parsed = "one", [field]
     elif isinstance(named, Mapping):
@@ -236,16 +238,14 @@ def _fields(
     return Fields(kind=kind, members=tuple(_looked_up(file, field, role) for field in parsed))
 
 
-def _looked_up(file: h5py.File, field: Field, role: str) -> Field:
-    """The field with its shape and types, as this file has them."""
+def _looked_up(file: Source, field: Field, role: str) -> Field:
+    """The field with its shape and types, and names in place of a pattern, as this file has them.
+
+    In later files the names are the same, and not what the pattern would find there.
+    """
+    field = replace(field, dataset=file.expand(field.dataset))
     dataset = _find(file, field)
     where = f"{file.filename}: '{field.text}'"
-    if isinstance(dataset, h5py.Group):
-        raise N3LOError(f"{where} is a group; name its datasets, or the group alone")
-    if dataset.dtype.kind not in "fiub":
-        raise N3LOError(f"{where} holds {dataset.dtype}, not numbers")
-    if dataset.ndim == 0:
-        raise N3LOError(f"{where} is a single number, not one row an event")
     try:  # no memory is taken by the broadcast zero
         shape = np.broadcast_to(0, dataset.shape[1:])[field.index].shape
     except IndexError as error:
@@ -261,16 +261,23 @@ def _dtype(raw: np.dtype[Any], shape: tuple[int, ...], role: str) -> np.dtype[An
     return np.dtype(np.int64) if counts else FLOAT32
 
 
-def _find(file: h5py.File, field: Field) -> h5py.Dataset | h5py.Group:
-    if field.dataset and field.dataset in file:
-        return file[field.dataset]
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name))
-    near = difflib.get_close_matches(field.dataset, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise N3LOError(
-        f"{file.filename}: there is no '{field.dataset}', only {', '.join(sorted(names))}{hint}"
-    )
+def _find(file: Source, field: Field) -> Rows:
+    try:
+        return file.find(field.dataset, field.index)
+    except OSError as error:
+        raise N3LOError(f"{file.filename}: '{field.text}' cannot be read: {error}") from error
+    except KeyError as error:
+        name = error.args[0]
+    if file.members(name) is not None:
+        raise N3LOError(
+            f"{file.filename}: '{field.text}' is a group; name its datasets, or the group alone"
+        )
+    names = sorted(file.names)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else file.missing()
+    shown = ", ".join(names[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    raise N3LOError(f"{file.filename}: there is no '{name}', only {shown}{more}{hint}")
 
 
 def _num_events(path: str, inputs: Fields, targets: Fields) -> int:
@@ -285,7 +292,7 @@ def _num_events(path: str, inputs: Fields, targets: Fields) -> int:
                         f"{path}: '{field.text}' is {here.shape} {here.dtype} an event, "
                         f"but {field.shape} {field.dtype} in the first file"
                     )
-                lengths[field.text] = len(file[field.dataset])
+                lengths[field.text] = len(_find(file, field))
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"'{text}' has {length}" for text, length in lengths.items())
         raise N3LOError(f"{path}: fields differ in their number of events: {counts}")

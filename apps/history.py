@@ -10,7 +10,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from apps.contract import N3LOError, Training, TrainTask, goal_of, is_better
+from apps.contract import (
+    EarlyStopping,
+    Goal,
+    N3LOError,
+    Target,
+    Training,
+    TrainTask,
+    goal_of,
+    is_better,
+)
 
 Row = dict[str, Any]  # epoch, loss, val_loss, each metric and its val_, lr, seconds
 
@@ -51,11 +60,11 @@ def stop_reason(training: Training, rows: Sequence[Row]) -> str | None:
     if not rows:
         return None
     target, stopping = training.target, training.early_stopping
-    if target is not None and _reaches(rows[-1][target.metric], target.value, target.metric):
+    if target is not None and _reaches(rows[-1][target.metric], target):
         return "target"
     if stopping is not None:
         values = [row[stopping.metric] for row in rows]
-        best = _best(values, goal_of(stopping.metric), stopping.min_delta)
+        best = _best(values, goal_in(stopping), stopping.min_delta)
         if len(rows) - 1 - best >= stopping.patience:
             return "early_stopping"
     if rows[-1]["epoch"] >= training.epochs:
@@ -82,5 +91,10 @@ def _best(values: Sequence[float], goal: str, min_delta: float = 0.0) -> int:
     return best
 
 
-def _reaches(value: float, target: float, metric: str) -> bool:
-    return value >= target if goal_of(metric) == "max" else value <= target
+def goal_in(watched: EarlyStopping | Target) -> Goal:
+    """What is better of its metric; a study says so where the metric's name does not."""
+    return watched.goal or goal_of(watched.metric) or "min"
+
+
+def _reaches(value: float, target: Target) -> bool:
+    return value >= target.value if goal_in(target) == "max" else value <= target.value

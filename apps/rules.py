@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from operator import attrgetter
 from types import SimpleNamespace
 
-from apps.contract import CENTRAL, Layout, Training, plain, ranks_of, require
+from apps.contract import CENTRAL, Data, Layout, Training, plain, ranks_of, require
 
 # All other optimizers work element by element.
 NEED_WHOLE_LAYERS = frozenset({"muon", "adafactor", "soap", "shampoo", "scalableshampoo", "kron"})
@@ -64,6 +64,26 @@ def check_ranks(training: Training, layout: Layout) -> None:
         with_one = dataclasses.replace(training, optimizer=optimizer, optimizers={})
         for key, message, is_broken in _rules(with_one, layout):
             require(not is_broken, f"{key}: {message}")
+
+
+def check_collate(data: Data, training: Training, layout: Layout) -> None:
+    """See that the model can be called with what `data.collate` gives.
+
+    Raises:
+        ValueError: it is divided, and then called with the inputs as they are.
+    """
+    if data.collate is None:
+        return
+    require(
+        training.strategy not in ("tensor", "pipeline"),
+        f"data.collate: '{training.strategy}' divides the model, and calls it with the inputs as "
+        "they are; use 'allreduce' or 'sharded', or leave it out",
+    )
+    require(
+        layout.gpus_per_rank <= 1,
+        "data.collate: needs layout.gpus_per_rank of 0 or 1; for a model too large for one GPU use "
+        "'sharded'",
+    )
 
 
 def check_used(training: Training, layout: Layout, searched: Collection[str]) -> None:

@@ -18,6 +18,7 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import random
 import signal
 import sys
 import time
@@ -42,9 +43,10 @@ from apps.contract import (
     TrainResult,
     TrainTask,
     append_json_line,
+    write_json,
     write_text,
 )
-from apps.data import FoldBatches, Share, prepare
+from apps.data import FoldBatches, Share, prepare_fold
 from apps.experiment import describe, make_experiment, model_file
 from apps.history import (
     Diverged,
@@ -57,6 +59,7 @@ from apps.history import (
 from apps.staging import stage
 from apps.tensorboard import begin_events, scalars, write_events
 from apps.topology import Topology
+from apps.transforms import keep
 
 PR_SET_PDEATHSIG = 1
 
@@ -89,7 +92,11 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
     # data
     files = [str(path) for path in stage(task.data.files, task.data.cache, task.data.copy_command)]
     staged = dataclasses.replace(task.data, files=files)
-    index, fold_of_event = topology.from_first(lambda: prepare(staged, task.split_seed))
+    index, fold_of_event = topology.from_first(
+        lambda: prepare_fold(staged, task.split_seed, task.fold)
+    )
+    if topology.is_first and task.data.transforms:
+        write_json(paths.transforms, keep(index))
     index = dataclasses.replace(index, files=tuple(files))  # this node's own copies
     share = Share(
         rank=topology.reader,
@@ -101,7 +108,9 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
 
     # model, and how the ranks share its training
     seed_torch(task.seed)  # the same weights on every rank
-    experiment = make_experiment(task.model, training)
+    experiment = make_experiment(
+        task.model, training, lambda: data.preview().example(2), task.data.collate
+    )
     check_metric_names(task, experiment.measured)
     saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
     begins = saved is None
@@ -138,6 +147,7 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         lr = next(iter(strategy.optimizers.values())).param_groups[0]["lr"]
 
         # train: metrics are (sum, count) pairs, so they add up over batches and ranks
+        experiment.epoch = epoch
         experiment.train(True)
         sums = strategy.train(data.training(epoch))
         clocks.read(topology.device)  # a GPU may be at work still
@@ -287,8 +297,14 @@ def die_with_launcher() -> None:
 
 
 def seed_torch(seed: int, *key: int) -> None:
-    """Independent random numbers for each (epoch, rank), from the seed of the task."""
-    torch.manual_seed(int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0]))
+    """Independent random numbers for each (epoch, rank), from the seed of the task.
+
+    Models may also draw from Python's and NumPy's.
+    """
+    number = int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 def staleness_of(rows: Sequence[Row]) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 
+from apps.check import first_events
 from apps.contract import N3LOError, TaskPaths, TrainTask
 from apps.experiment import Experiment, make_experiment
+from apps.hdf5 import Index, index_files
+from apps.transforms import kept, with_kept
 
 
 def load_trained(folder: Path, device: torch.device) -> tuple[TrainTask, Experiment]:
@@ -20,7 +23,12 @@ def load_trained(folder: Path, device: torch.device) -> tuple[TrainTask, Experim
     if not paths.result.exists():
         raise N3LOError(f"task {folder.name} is not finished: there is no {paths.result}")
     task = TrainTask.read(paths.task)
-    experiment = make_experiment(task.model, task.scaled_training)
+    experiment = make_experiment(
+        task.model,
+        task.scaled_training,
+        lambda: first_events(trained_index(folder, task)),
+        task.data.collate,
+    )
     try:
         weights = torch.load(paths.weights, map_location=device, weights_only=True)
         for name, state in experiment.states_of(weights).items():
@@ -38,6 +46,16 @@ def load_trained(folder: Path, device: torch.device) -> tuple[TrainTask, Experim
         network.to(device)
     experiment.train(False)
     return task, experiment
+
+
+def trained_index(folder: Path, task: TrainTask) -> Index:
+    """The files of a task, with the numbers that its transforms took from its training events.
+
+    Raises:
+        N3LOError: the files or the numbers cannot be read.
+    """
+    numbers = kept(TaskPaths(folder).transforms, task.data.transforms)
+    return with_kept(index_files(task.data), numbers)
 
 
 def this_device() -> torch.device:

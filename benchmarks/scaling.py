@@ -134,6 +134,11 @@ def train(folder: Path, model: str, training: dict[str, Any], layout: dict[str, 
         "objective": {"metric": "val_loss", "goal": "min"},
         "fingerprint": {"data": "d", "model": model, "code": "c"},
     }  # fmt: skip
+    return {"model": model, **measure(folder, content)}
+
+
+def measure(folder: Path, content: dict[str, Any]) -> Row:
+    """Train a task, given as plain values, and see how fast it was after the first epoch."""
     task = from_dict(TrainTask, content)
     paths = TaskPaths(Path(tempfile.mkdtemp(dir=folder)))
     task.write(paths.task)
@@ -148,7 +153,7 @@ def train(folder: Path, model: str, training: dict[str, Any], layout: dict[str, 
     spent = {name: statistics.median(row[name] for row in measured) for name in names}
     rate = result.num_train / statistics.median(seconds)
     return {
-        "model": model, "ranks": task.ranks.total, "parameters": result.num_parameters,
+        "ranks": task.ranks.total, "parameters": result.num_parameters,
         "batch_size": task.training.batch_size, "samples_per_second": rate, **spent,
     }  # fmt: skip
 

@@ -16,6 +16,10 @@ from sites.script import Pilots
 class SiteError(Exception):
     """A machine cannot do what was asked of it, or a setting of it is wrong. One line."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line, and no traceback."""
+        return [f"n3lo: {self}"]
+
 
 class SettingError(SiteError):
     """A setting has a value that it cannot have."""

@@ -46,7 +46,7 @@ class Bowl(Supervised):
         scale, target = batch.inputs
         loss = (scale * (w - target).square()).sum() / 2
         self._wait()
-        yield Update("model", loss, torch.zeros(1, 2, dtype=torch.float64))
+        yield Update("model", loss, torch.zeros(2, dtype=torch.float64))
         self._tell()
         self.seen.append(self.x().clone())
 
@@ -78,7 +78,7 @@ class Duel(Supervised):
     def updates(self, networks: Any, batch: Batch) -> Iterator[Update]:
         first, second = (network.w for network in networks.values())
         target = batch.inputs[1][:2]
-        sums = torch.zeros(1, 2, dtype=torch.float64)
+        sums = torch.zeros(2, dtype=torch.float64)
         yield Update("model", ((first - second) * target).square().sum(), sums)
         yield Update("rival", (first * second + target).square().sum(), sums)
         yield Update("rival", (first + second - target).square().sum(), sums)

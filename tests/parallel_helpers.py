@@ -157,6 +157,9 @@ class Launches:
     def names(self) -> list[str]:
         return list(self._group_of)
 
+    def is_launched(self, name: str) -> bool:
+        return self._group_of[name] in self._launched
+
     def __getitem__(self, name: str) -> Trained:
         group = self._group_of[name]
         done = self.launched(group)

@@ -23,6 +23,7 @@ SEARCH = {"skopt", "sklearn", "scipy", "optuna", "cmaes"}
 EXPORTS = {"h5py", "optuna", "mlflow", "sqlalchemy", "tensorboard", "apps.tensorboard"}
 NOTEBOOK = {"plotly", "ipywidgets", "anywidget", "itables", "traitlets", "threadpoolctl"}
 PHYSICS = {"scipy", "sklearn"}
+FORMATS = {"pyarrow", "uproot", "awkward"}  # of files that are read
 RANKS = {"torch", "horovod", "mpi4py", "h5py", "numpy", "pytorch_optimizer", "onnxruntime"}
 
 
@@ -44,6 +45,9 @@ def allowed(path: Path) -> set[str]:
     special = {
         "run_workflow.py": {"workflow.cli"},
         "apps/contract.py": set(),
+        **{f"apps/formats/{name}.py": {"apps", "numpy", *FORMATS} for name in ("parquet", "root")},
+        "apps/frameworks/keras_model.py": {"apps", "keras", "numpy", "torch"},
+        "apps/frameworks/lightning_module.py": {"apps", "torch", "torchmetrics"},
         "apps/launch.py": {"apps", "apps.contract"},
         "apps/room.py": set(),
         "apps/scout.py": {"apps", "apps.contract", "apps.launch"},
@@ -59,7 +63,7 @@ def allowed(path: Path) -> set[str]:
     if folder == "workflow":
         of_part = {
             **{"search": SEARCH, "exports": EXPORTS, "figures": {"plotly"}, "page.py": {"plotly"}},
-            **{"monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK},
+            **{"monitor.py": NOTEBOOK, "widgets.py": NOTEBOOK, "api.py": {"threadpoolctl"}},
             **{"drawing.py": {"kaleido"}, "tables.py": {"pyarrow"}},
         }
         return (
@@ -93,8 +97,11 @@ def test_a_file_imports_only_what_its_process_may(path):
 
 
 def test_the_preflight_does_without_mpi():
-    """It runs on login nodes, where importing mpi4py may crash."""
-    code = "import sys, apps.check; assert not {'mpi4py', 'horovod'} & set(sys.modules)"
+    """It runs on login nodes, where importing mpi4py may crash; frameworks take seconds."""
+    code = (
+        "import sys, apps.check;"
+        "assert not {'mpi4py', 'horovod', 'keras', 'lightning'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 

@@ -315,7 +315,10 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(trained, resumed, n
     assert other.rows[:1] == before  # with its clock: that epoch was not trained again
 
 
-@pytest.mark.parametrize("name", ["downpour", "2 masters easgd", "window downpour"])
+@pytest.mark.parametrize(
+    "name",
+    ["downpour", pytest.param("2 masters easgd", marks=pytest.mark.long), "window downpour"],
+)
 def test_a_killed_worker_goes_on_to_the_same_bits(trained, tmp_path, name):
     whole = trained[f"whole {name}"]
     strategy, optimizer, layout, exchange = RESUMED[name]
@@ -355,7 +358,11 @@ def small_task(folder: Path, strategy: str = "downpour", **sections: Any) -> Tra
 
 @pytest.mark.parametrize(
     ("strategy", "exchange"),
-    [("downpour", {}), ("easgd", {"synchronous": True}), ("gem", {"transport": "window"})],
+    [
+        ("downpour", {}),
+        pytest.param("easgd", {"synchronous": True}, marks=pytest.mark.long),
+        ("gem", {"transport": "window"}),
+    ],
 )
 def test_a_worker_that_raises_ends_the_task_with_its_message(tmp_path, strategy, exchange):
     rank = 1 if exchange.get("transport") == "window" else 2
@@ -397,13 +404,19 @@ def kills(rank: int) -> dict[str, str]:
     ("model", "sections"),
     [
         ({"on_step": ON_RANK_2 + DIES}, {}),
-        ({"on_step": ON_RANK_2 + DIES}, {"layout": {"num_masters": 2}}),
-        ({"on_step": ON_RANK_2.replace("== 2", "== 1", 1) + DIES},
-         {"training": {"exchange": {"transport": "window"}}}),
         (kills(0), {}),
-        (kills(1), {"layout": {"num_workers": 1, "sub_masters": [1]}}),
+        pytest.param(
+            {"on_step": ON_RANK_2 + DIES}, {"layout": {"num_masters": 2}}, marks=pytest.mark.long
+        ),
+        pytest.param(
+            {"on_step": ON_RANK_2.replace("== 2", "== 1", 1) + DIES},
+            {"training": {"exchange": {"transport": "window"}}}, marks=pytest.mark.long,
+        ),
+        pytest.param(
+            kills(1), {"layout": {"num_workers": 1, "sub_masters": [1]}}, marks=pytest.mark.long
+        ),
     ],
-    ids=["worker", "worker of two masters", "worker with a window", "master", "sub-master"],
+    ids=["worker", "master", "worker of two masters", "worker with a window", "sub-master"],
 )  # fmt: skip
 def test_a_killed_rank_ends_the_task(tmp_path, model, sections):
     found = run(small_task(tmp_path, model=model, **sections), tmp_path / "task")
@@ -436,7 +449,7 @@ TOLERANT = {"exchange": {"tolerate_worker_loss": True}}
     ("strategy", "layout", "rank"),
     [
         ("downpour", {"num_workers": 3}, 2),
-        ("easgd", {"num_workers": 3}, 3),
+        pytest.param("easgd", {"num_workers": 3}, 3, marks=pytest.mark.long),
         ("gem", {"num_workers": 2, "sub_masters": [1]}, 2),
     ],
 )
@@ -465,7 +478,9 @@ def test_the_others_go_on_without_a_worker_that_was_killed(tmp_path, strategy, l
     )
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["master", "sub-master"])
+@pytest.mark.parametrize(
+    "rank", [0, pytest.param(1, marks=pytest.mark.long)], ids=["master", "sub-master"]
+)
 def test_a_task_that_can_lose_workers_cannot_lose_a_master(tmp_path, rank):
     layout = {"num_workers": 1, "sub_masters": [1]} if rank else TWO_WORKERS
     task = small_task(tmp_path, layout=layout, training=TOLERANT, model=kills(rank))

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import lowest_versions
+from apps.contract import VERSION
 from workflow import extras
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +56,45 @@ def test_what_is_missing_is_looked_for_in_the_extra_that_has_it(extra):
     assert set(map(canonicalize_name, imported)) == asked
 
 
-def test_the_links_of_the_readme_lead_somewhere():
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+def test_containers_copy_what_is_there_and_pin_what_we_pin():
+    """They cannot be built where the tests run."""
+    docker = (ROOT / "containers/Dockerfile").read_text()
+    apptainer = (ROOT / "containers/n3lo.def").read_text()
+    copied = {
+        word for line in re.findall(r"^COPY (.*) \S+$", docker, re.M) for word in line.split()
+    }
+    assert copied == set(re.findall(r"^    (\S+) /opt/n3lo/\S+$", apptainer, re.M))
+    assert all((ROOT / name).exists() for name in copied)
+    assert {"apps", "sites", "workflow", "pyproject.toml", "README.md", "LICENSE"} <= copied
+    for recipe in (docker, apptainer):
+        (python,) = re.findall(r"^(?:FROM|From:) python:(\d+\.\d+)-slim$", recipe, re.M)
+        assert python in SpecifierSet(PROJECT["requires-python"])
+        assert "--constraint constraints.txt '.[run,mpi]'" in recipe
+        assert "install_horovod.sh /usr/local/bin constraints.txt" in recipe
+
+
+def test_the_citation_is_of_this_version_and_licence():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {
+        "cff-version",
+        "message",
+        "title",
+        "authors",
+    } <= citation.keys()  # required by CFF 1.2.0
+    assert citation["cff-version"] == "1.2.0"
+    assert str(citation["version"]) == VERSION
+    assert citation["license"] == PROJECT["license"]
+    assert [each["name"] for each in citation["authors"]] == [
+        each["name"] for each in PROJECT["authors"]
+    ]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_lowest_versions_are_those_that_pyproject_allows():
+    found = lowest_versions.lowest()
+    assert found["torch"] == "2.11"
+    for text in (*PROJECT["dependencies"], *EXTRAS["run"], *EXTRAS["mpi"]):
+        requirement = Requirement(text)
+        assert found[requirement.name] in requirement.specifier
+        below = f"{found[requirement.name]}.dev0"
+        assert below not in requirement.specifier

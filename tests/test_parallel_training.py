@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ AFTER = {  # what was cut goes on in new processes; a state is there before it i
     "1 again": ["1"],
     "2 tensor": ["2"],
     "4 tensor": ["2"],
-    "2 again": ["2", "2 tensor", "4 tensor"],
+    "2 again": ["2", "2 tensor"],
+    "2 after 4": ["4 tensor"],
     "2 tensor again": ["2 tensor"],
 }
 
@@ -121,6 +123,24 @@ OF_SETTING = {
     "bf16": ["local", *OF_TWO, "data x tensor"],
 }
 CASES = [(way, setting) for setting, ways in OF_SETTING.items() for way in ways]
+
+
+def marked(cases: Iterable[Any]) -> list[Any]:
+    """Four ranks on two cores take minutes, and test_strategies.py has their arithmetic."""
+
+    def way_of(case: Any) -> str:
+        text = " ".join(case) if isinstance(case, tuple) else case
+        return max((way for way in WAYS if text.startswith(way)), key=len, default="local")
+
+    of_four = [WAYS[way_of(case)][0].startswith("4") for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        if is_of_four
+        else case
+        for case, is_of_four in zip(cases, of_four, strict=True)
+    ]
+
+
 EXACT = [case for case in CASES if case[1] in ("epochs", "updates", "accumulate", "sync norm")]
 
 # Where not all of a gradient is sent, or workers train apart.
@@ -199,7 +219,8 @@ def add_chains(launches: Launches, file: Path) -> None:
     add("2", "two", "ddp", 2)
     for way in CHAINS:
         add(WAYS[way][0], f"three {way}", way, 3, "two")
-        add("2 again", f"four {way}", "horovod", 4, f"three {way}")
+        last = "2 after 4" if WAYS[way][0].startswith("4") else "2 again"
+        add(last, f"four {way}", "horovod", 4, f"three {way}")
 
 
 PLAIN = {"name": "sgd", "lr": 0.01}
@@ -307,7 +328,7 @@ def assert_same_weights(one: Trained, other: Trained) -> None:
         torch.testing.assert_close(one.weights[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("way", "setting"), EXACT)
+@pytest.mark.parametrize(("way", "setting"), marked(EXACT))
 def test_ranks_train_as_one_rank_that_reads_in_as_many_lanes(trained, way, setting):
     """121 events leave 80 or 81 to train on, and 40 or 41 to validate on: nothing divides.
 
@@ -331,7 +352,7 @@ def test_ranks_that_divide_layers_see_the_same_batch_and_drop_the_same(trained):
     assert_same_training(trained["tensor norm"], trained["1 lanes norm"])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", marked(WAYS))
 def test_a_model_with_dropout_learns(trained, way):
     """Chance is ln 3."""
     rows = trained[f"{way} dropout"].rows
@@ -342,7 +363,7 @@ def test_a_model_with_dropout_learns(trained, way):
 
 @pytest.mark.parametrize(
     "name",
-    [*(f"{way} {setting}" for way, setting in CASES if setting != "bf16"), *ALLREDUCE],
+    marked([*(f"{way} {setting}" for way, setting in CASES if setting != "bf16"), *ALLREDUCE]),
 )
 def test_the_plain_model_has_the_weights_and_their_validation_loss(trained, name):
     training = trained[name]
@@ -364,7 +385,7 @@ def assert_same_bits(one: Trained, other: Trained) -> None:
     assert one.result.fom == other.result.fom
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", marked(CUT))
 def test_a_training_that_was_cut_ends_as_one_that_was_not(trained, name):
     """In its second epoch, after two steps.
 
@@ -394,7 +415,7 @@ def test_a_killed_training_ends_as_one_that_was_not(trained, name):
     assert trained[name].rows[0] == Trained(like.task, trained.paths(f"cut {name}")).rows[0]
 
 
-@pytest.mark.parametrize("way", CHAINS)
+@pytest.mark.parametrize("way", marked(CHAINS))
 def test_weights_and_moments_survive_a_change_of_strategy(trained, way):
     """Under Adam: DDP for two epochs, another way for one, and Horovod for the last one."""
     whole, *parts = (trained[name] for name in ("four", "two", f"three {way}", f"four {way}"))
@@ -442,7 +463,7 @@ def test_an_epoch_sends_what_the_compression_leaves(trained, name):
 # -- precision and memory --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", OF_SETTING["bf16"])
+@pytest.mark.parametrize("way", marked(OF_SETTING["bf16"]))
 def test_bf16_learns_as_well_as_fp32(trained, way):
     """Rounding to 8 bits, by 0.2% in each of some ten layers there and back, is 2% or so of noise;
     the seed of one rank alone makes a larger difference."""
@@ -472,7 +493,13 @@ def test_layers_that_are_computed_twice_give_the_same_bits(trained, way):
 # -- the learning rate -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if case[0].startswith("4") else name
+        for name, case in SCALED.items()
+    ],
+)
 def test_the_learning_rate_is_scaled_once_by_the_batches_of_an_update(trained, name):
     scaled, given = trained[f"scaled {name}"], trained[f"given {name}"]
     rate = PLAIN["lr"] * SCALED[name][-1]
@@ -510,6 +537,8 @@ def test_adasum_adds_what_is_orthogonal_and_averages_what_is_alike(trained):
 def test_the_parts_of_the_time_are_the_whole(trained):
     parts = ("compute_s", "communication_s", "data_s", "idle_s")
     for name in trained.names:
+        if not trained.is_launched(name):
+            continue
         training = trained[name]
         result, rows = training.result, training.rows
         for part in parts:

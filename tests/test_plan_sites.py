@@ -46,6 +46,7 @@ SETTINGS = {
     "theta": PILOT,
 }
 CHECKED = {  # what the look at model and data, which takes seconds, would find
+    "warnings": [],
     "events": 64,
     "train_events": [51],
     "val_events": [13],

@@ -1,7 +1,6 @@
 """Search methods run real studies: their examples in studies/search, on the shipped jets.
 
-In CI those with which something else than the search is at stake: trials that go on from others,
-and two objectives. `make long` runs all.
+In CI those whose trials go on from others. `make long` runs all.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def start(name: str, runs) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-IN_CI = ("halving", "multi", "population")
+IN_CI = ("halving", "population")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +118,7 @@ def test_layers_are_added_with_the_earlier_ones_kept(finished):
     assert set(second["training.optimizer.lr"]) == {best["training.optimizer.lr"]}
 
 
+@pytest.mark.long
 def test_the_front_of_two_objectives_is_in_table_and_report(finished, runs):
     trials = finished("multi").trials()
     front = trials[trials["pareto"]]

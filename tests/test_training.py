@@ -745,7 +745,7 @@ def test_the_check_counts_numbers_that_are_not_finite(tmp_path):
         ("class Tagger", "class Other", "there is no 'Tagger', only Other"),
         ("width=8, fault", "size=8, flaw", "it takes size, flaw"),
         ("Linear(3, width)", "Linear(4, width)",
-         "(my_model.py line 27); inputs are (B, 3), targets are (B,)"),
+         "layer 'layers.0' (Linear) takes 4 features, and input 'x' gives (B, 3): set its in_feat"),
         ("(torch.nn.Module)", "", "gives a Tagger, not a torch.nn.Module"),
     ],
 )  # fmt: skip

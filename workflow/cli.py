@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import importlib.metadata
 import json
-import logging
 import os
 import shlex
 import signal
@@ -14,25 +11,21 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from apps.contract import VERSION, N3LOError, Plain
 from sites import get
-from sites.base import Site, SiteError, threads
+from sites.base import Site
 from sites.settings import user_folder
-from workflow import extras
+from workflow import CHECKOUT, PROGRAM, process
 
 if TYPE_CHECKING:
     from sites.batch import Batch
-    from workflow.view import View
 
-DEFAULT_STUDY = Path(__file__).resolve().parent.parent / "studies" / "jets.toml"
+DEFAULT_STUDY = CHECKOUT / "studies" / "jets.toml"
 SOME_FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # to write
-NO_WAY = (errno.EACCES, errno.EPERM, errno.ENOTDIR)  # to read or to write
 
 # What it does, or the commands below it; its line of help; what adds its arguments.
 _Command: TypeAlias = tuple[
@@ -49,21 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "run")
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)  # the terminal, or the ssh behind it, is gone
-    logging.raiseExceptions = False  # on a full disk, Parsl's log would fill the screen instead
-    os.environ.update(threads(1))  # before numpy is imported: threads of the search fight the ranks
-    # Parsl's programs and mpirun are looked for on PATH, which lacks them where the virtual
-    # environment is not activated.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process.prepare()
+    options = argparse.Namespace()
     try:
         options = _parser().parse_args(words)
-        _require_installed()
+        process.require_installed()
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
-    except (N3LOError, SiteError) as error:
-        return _say(str(error), USER_ERROR)
-    except ModuleNotFoundError as error:
-        missing = extras.remedy(error)
-        return _internal_error() if missing is None else _say(missing, USER_ERROR)
     except KeyboardInterrupt:
         return _say("interrupted; the same command goes on from here", INTERRUPTED)
     except _Terminated:
@@ -71,16 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno in (*NO_ROOM, *NO_WAY):
-            does = "write" if error.errno in NO_ROOM else "read or write"
-            lost = "nothing that finished is lost, and the same command goes on"
-            # While writing, the file is not always known.
-            name = error.filename or getattr(options, "runs", "standard output")
-            return _say(f"cannot {does} '{name}': {error.strerror}; {lost}", USER_ERROR)
-        return _internal_error()
-    except Exception:  # noqa: BLE001  a traceback is for us, not for the user
-        return _internal_error()
+    except Exception as error:  # noqa: BLE001  a traceback is for us, not for the user
+        line = process.line_of(error, str(getattr(options, "runs", "standard output")))
+        return _internal_error() if line is None else _say(line, USER_ERROR)
 
 
 class _Terminated(BaseException):
@@ -111,7 +89,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="run_workflow.py", description=__import__("workflow").__doc__)
+    parser = _Parser(prog=PROGRAM.split()[-1], description=__import__("workflow").__doc__)
     parser.add_argument("--version", action="version", version=f"n3lo {VERSION}")
     _add_commands(parser, COMMANDS)
     return parser
@@ -130,13 +108,14 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, _Comma
 
 
 def _study_argument(command: argparse.ArgumentParser, others: str = "") -> None:
+    has_default = DEFAULT_STUDY.is_file()  # only in a checkout
     command.add_argument(
         "study",
-        nargs="?",
+        nargs="?" if has_default else None,
         type=Path,
         default=DEFAULT_STUDY,
         metavar="STUDY",
-        help=f"a study file (default: studies/jets.toml){others}",
+        help=f"a study file{' (default: studies/jets.toml)' if has_default else ''}{others}",
     )
 
 
@@ -300,6 +279,103 @@ def _generate_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=1, metavar="S", help="(default: 1)")
 
 
+def _init_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="my_model.py, my_model.py:Name, or package.module:Name",
+    )
+    command.add_argument("data", nargs="*", metavar="DATA", help="data files, or patterns in ' '")
+    command.add_argument(
+        "--to", type=Path, default=Path("study.toml"), metavar="FILE", help="(default: study.toml)"
+    )
+    for role in ("inputs", "targets"):
+        command.add_argument(
+            f"--{role}",
+            nargs="+",
+            default=[],
+            metavar="FIELD",
+            help="of the data (default: what fits the model)",
+        )
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the model, such as width=64; may be repeated",
+    )
+
+
+def _nnlo_options(command: argparse.ArgumentParser) -> None:
+    from workflow.nnlo import options
+
+    command.add_argument(
+        "model_file", nargs="?", metavar="MODEL", help="NNLO's model file, such as my_model.py"
+    )
+    command.add_argument(
+        "--to", type=Path, default=Path("study.toml"), metavar="FILE", help="(default: study.toml)"
+    )
+    command.add_argument(
+        "--from-script",
+        metavar="SCRIPT",
+        help="the script that started NNLO, or its line in quotes; words given here win",
+    )
+    command.add_argument("--ranks", type=int, metavar="N", help="that mpirun started")
+    command.add_argument(
+        "--driver",
+        choices=["training", "optimization"],
+        help="(default: the script's, or optimization where get_model has a parameter_range)",
+    )
+    options.add_to(command)
+
+
+def _schema_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--to", type=Path, metavar="FILE", help="write it there (default: print it)"
+    )
+
+
+def _data_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="HDF5, NumPy (.npz, .npy), Parquet or ROOT",
+    )
+
+
+def _checked_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE_OR_STUDY",
+        help="HDF5, NumPy (.npz, .npy), Parquet, ROOT; or a study (.toml), for what it uses",
+    )
+
+
+def _convert_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--to", type=Path, required=True, metavar="FILE", help="such as out.h5")
+    command.add_argument(
+        "--fields",
+        nargs="+",
+        default=[],
+        metavar="NAME=FIELD",
+        help="as a study names them, such as 'x=(pt, eta, phi)' y=label (default: all arrays)",
+    )
+    command.add_argument(
+        "--compression",
+        choices=["lzf", "gzip", "none"],
+        default="lzf",
+        help="lzf is read fastest, gzip is smallest (default: lzf)",
+    )
+    command.add_argument(
+        "--events-per-file", type=int, metavar="N", help="write several files: out_000.h5, ..."
+    )
+
+
 def _ensemble_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--best", type=int, default=5, metavar="K", help="so many trials (default: 5)"
@@ -407,85 +483,21 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from workflow import console, report, session
+    from workflow import commands
 
-    if options.format is not None and options.figures is None:
-        raise N3LOError(f"--format {options.format} is that of figures: add --figures FOLDER")
-    view = _view(options.study, options.runs)
-    to = options.to
-    if to is None and os.access(view.folder, os.W_OK):  # a colleague's is only read
-        to = view.folder / "report.html"
-    _check_targets(options, to)
-    out = console.terminal()
-    report.print_report(view.ledger, view.file.study, out)
-    # Without a search, as where its library is not installed, the best score is all there is.
-    with suppress(N3LOError):
-        search = session.make_search(view.file)
-        session.print_recommended(search, view.file, view.ledger, out)
-    if to is None:
-        why = f"'{view.folder}' cannot be written to; --to FILE writes it elsewhere"
-        out.print(f"\nNo page: {why}", markup=False, soft_wrap=True)
-    written = _write_report(options, to, view)
-    if written:
-        out.print("\nWritten", style="bold")
-    for path in written:
-        out.print(str(path), soft_wrap=True)
+    pages = commands.Pages(
+        to=options.to, markdown=options.markdown, figures=options.figures, format=options.format
+    )
+    commands.report(commands.view_of(options.study, options.runs), pages)
     return 0
-
-
-def _check_targets(options: argparse.Namespace, to: Path | None) -> None:
-    """What is in the way is said before anything is drawn."""
-    from workflow import whole
-
-    for path in (to, options.markdown):
-        if path is not None:
-            whole.check_file(path)
-    if options.figures is not None:
-        extras.require("kaleido")
-        whole.check_folder(options.figures)
-
-
-def _write_report(options: argparse.Namespace, to: Path | None, view: View) -> list[Path]:
-    """Write the page, and what else is asked for; return all paths."""
-    from workflow import page, whole
-
-    written = []
-    made = page.figures(view) if to is not None or options.figures is not None else {}
-    if to is not None:
-        page.write_page(view, to, made)
-        written.append(to)
-    if options.markdown is not None:
-        whole.write_whole(options.markdown, page.markdown(view))
-        written.append(options.markdown)
-    if options.figures is not None:
-        written += page.write_figures(made, options.figures, options.format or "pdf")
-    return written
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from workflow import compare, console, report, whole
+    from workflow import commands
 
-    views = [_view(path, options.runs) for path in options.runs_to_compare]
-    compare.check_same_goal(views)
-    if options.to is not None:
-        whole.check_file(options.to)
-    out = console.terminal()
-    out.print(report.plain_table(compare.table(views)))
-    if options.to is not None:
-        from workflow import page  # with plotly, which takes a second
-
-        page.write_comparison(views, options.to)
-        out.print(str(options.to), soft_wrap=True)
+    views = [commands.view_of(path, options.runs) for path in options.runs_to_compare]
+    commands.compare(views, options.to)
     return 0
-
-
-def _view(path: Path, runs: Path) -> View:
-    """A run, by its study or its folder."""
-    from workflow import session
-    from workflow.view import View
-
-    opened = session.open_ledger(path, runs)
-    return View(opened[0].folder, opened)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -498,41 +510,86 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _export_model(options: argparse.Namespace) -> int:
-    network = ["--network", options.network] if options.network else []
-    return _use(options, "export", network)
+    from workflow import commands
+
+    return _use(options, "export", commands.network_words(options.network))
 
 
 def _generate(options: argparse.Namespace) -> int:
-    words = ["--events", str(options.events), "--energy", *map(str, options.energy)]
-    words += ["--like", str(options.like)] if options.like else []
-    _use(options, "generate", [*words, "--seed", str(options.seed)])
+    from workflow import commands
+
+    words = commands.shower_words(options.events, options.energy, options.like, options.seed)
+    _use(options, "generate", words)
     print(options.to)
     return 0
 
 
 def _ensemble(options: argparse.Namespace) -> int:
-    from workflow import session, trained
+    from workflow import commands
 
-    ledger, file = session.open_ledger(options.study, options.runs)
-    folders_by_trial = trained.best_folders(ledger, file.study, options.best)
-    if len(folders_by_trial) < options.best:
-        found = len(folders_by_trial)
-        print(f"--best {options.best}: only {found} finished all folds", flush=True)
-    words = ["--to", str(options.to)] if options.to else []
-    for trial, folders in folders_by_trial.items():
-        words += ["--member", f"t{trial:03d}", *map(str, folders)]
-    trained.run_program("ensemble", words)
+    commands.ensemble(commands.view_of(options.study, options.runs), options.best, options.to)
     return 0
 
 
 def _use(options: argparse.Namespace, program: str, words: list[str]) -> int:
     """Run a program of `apps` on a finished task."""
-    from workflow import session, trained
+    from workflow import commands
 
-    ledger, file = session.open_ledger(options.study, options.runs)
     trial = None if options.trial is None else _trial_number(options.trial)
-    folder = trained.folder_of(ledger, file.study, trial, options.fold)
-    trained.run_program(program, [str(folder), str(options.to), *words])
+    what = commands.Use(program=program, to=options.to, trial=trial, fold=options.fold, words=words)
+    commands.use(commands.view_of(options.study, options.runs), what)
+    return 0
+
+
+def _init(options: argparse.Namespace) -> int:
+    from workflow import init
+
+    if options.model is None or not options.data:
+        raise N3LOError(f"init: name a model and data, such as: {init.EXAMPLE}")
+    wanted = init.Wanted(
+        model=options.model,
+        data=options.data,
+        args=init.args_of(options.arg),
+        inputs=options.inputs,
+        targets=options.targets,
+    )
+    for line in init.write(wanted, options.to, options.runs):
+        print(line)
+    return 0
+
+
+def _import_nnlo(options: argparse.Namespace) -> int:
+    from workflow.nnlo.command import import_nnlo
+
+    for line in import_nnlo(vars(options)):
+        print(line)
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from workflow import schema, whole
+
+    if options.to is None:
+        print(schema.text(), end="")
+        return 0
+    whole.write_whole(options.to, schema.text())
+    print(options.to)
+    return 0
+
+
+def _check_data(options: argparse.Namespace) -> int:
+    from workflow import datafiles
+
+    datafiles.check(options.files, options.runs, options.json)
+    return 0
+
+
+def _convert_data(options: argparse.Namespace) -> int:
+    from workflow import datafiles
+
+    datafiles.convert(
+        options.files, options.to, options.fields, options.compression, options.events_per_file
+    )
     return 0
 
 
@@ -560,6 +617,18 @@ def _check_site(options: argparse.Namespace) -> int:
 _STARTED = [_started_argument, _runs_option]
 _PLAN = [_study_argument, _runs_option, _site_option, _set_option, _budget_options]
 _RUN = [*_PLAN, _driver_option]
+_DATA: dict[str, _Command] = {
+    "check": (
+        _check_data,
+        "shapes, ranges, NaN, classes, and what is slow to read",
+        [_checked_argument, _runs_option, _json_option],
+    ),
+    "convert": (
+        _convert_data,
+        "write well-chunked HDF5 from any format that is read",
+        [_data_argument, _convert_options],
+    ),
+}
 _SITES: dict[str, _Command] = {
     "list": (_list_sites, "all sites; those whose programs are found here", [_beside_option]),
     "show": (
@@ -610,6 +679,22 @@ COMMANDS: dict[str, _Command] = {
         [*_STARTED, _ensemble_options],
     ),
     "rerun": (_rerun, "run chosen trials again", [*_RUN, _trial_options]),
+    "init": (
+        _init,
+        "write a first study of a model and its data",
+        [_init_options, _runs_option],
+    ),
+    "import-nnlo": (
+        _import_nnlo,
+        "write the study of a model file of NNLO and its options",
+        [_nnlo_options],
+    ),
+    "schema": (
+        _schema,
+        "the JSON schema of a study, with which editors complete and check one",
+        [_schema_options],
+    ),
+    "data": (_DATA, "look at data files, and write them anew as HDF5", []),
     "sites": (_SITES, "the machines that studies can run on", []),
 }
 
@@ -647,17 +732,6 @@ def _trial_number(text: str) -> int:
         return int(text.removeprefix("t"))
     except ValueError:
         raise N3LOError(f"--trial {text}: write the trial as 3 or t003") from None
-
-
-def _require_installed() -> None:
-    """Workers and ranks import `apps` by its name, from whatever folder they start in."""
-    try:
-        importlib.metadata.distribution("n3lo")
-    except importlib.metadata.PackageNotFoundError:
-        raise N3LOError(
-            f"n3lo is not installed in {sys.prefix}: type 'make setup', or "
-            f"'pip install -e \".[run]\"' in an environment of yours"
-        ) from None
 
 
 if __name__ == "__main__":

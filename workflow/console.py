@@ -38,6 +38,7 @@ class Console:
     num_slots: int
     terminal: Terminal = field(default_factory=lambda: terminal())
     live: Live | None = None
+    is_shown: bool = False  # what is done, elsewhere: in a notebook
     started: float = field(default_factory=time.monotonic)
     executed: int = 0
     last_ended: float = 0.0
@@ -70,7 +71,7 @@ class Console:
             ended = "cut off, and goes on" if goes_on else "failed"
             where = ", ".join([*whereabouts(outcome.place), os.path.relpath(log)])
             self.note(f"{clock()} {task.id} {ended}: {failure.name}: {failure.message} ({where})")
-        elif outcome.result is not None and self.live is None:
+        elif outcome.result is not None and self.live is None and not self.is_shown:
             result = outcome.result
             how = (
                 "from the cache"

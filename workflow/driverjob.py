@@ -9,7 +9,7 @@ from pathlib import Path
 from apps.contract import N3LOError
 from sites.base import SiteError
 from sites.batch import JOBS, Batch
-from workflow import runfolder, session
+from workflow import PROGRAM, runfolder, session
 from workflow.console import terminal
 from workflow.study import StudyFile
 
@@ -34,7 +34,7 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
                 f"take it out first: {site.cancels} {' '.join(jobs)}"
             )
     job = _submitted(site, folder, command)
-    look = shlex.join(["run_workflow.py", "status", str(file.path), "--runs", str(runs)])
+    look = shlex.join([*PROGRAM.split(), "status", str(file.path), "--runs", str(runs)])
     terminal().print(
         f"job {job} was submitted to {site.system} and will run the study; its output goes to "
         f"{folder / JOBS}; to look, once it runs: python {look}",

@@ -32,6 +32,7 @@ LIBRARIES = {
     "graph": ("torch_geometric",),
     "root": ("uproot",),
 }
+KNOWN = frozenset(name for libraries in LIBRARIES.values() for name in libraries)
 OF_PROGRAMS = ("torch", "h5py")  # what every program of `apps` that uses a network needs
 
 

@@ -15,7 +15,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import apps
-from apps.contract import Fingerprint, N3LOError, write_json
+from apps.contract import Fingerprint, N3LOError, sources_of, write_json
+from workflow import extras
+from workflow.space import Choice
 from workflow.study import StudyFile
 
 _INSTALLED = tuple(
@@ -25,8 +27,9 @@ _INSTALLED = tuple(
 _APPS = Path(apps.__file__).resolve().parent
 # Programs that start, check or use a training, of which the training itself imports nothing.
 BESIDE = (
-    *("launch", "room", "scout", "probe", "check"),
-    *("trained", "export", "generate", "ensemble", "new_h5"),
+    *("launch", "room", "scout", "probe", "check", "draft", "mistakes", "suited"),
+    *("trained", "export", "generate", "ensemble", "new_h5", "datacheck", "convert"),
+    "nnlo_import",
 )
 
 
@@ -67,7 +70,10 @@ def _read_memo(memo: Path) -> dict[str, list[int | str]]:
 
 
 def _of_model(file: StudyFile) -> str:
-    return _digest(path.read_bytes() for path in sorted(_with_local_imports(model_file(file))))
+    """Of the model, and of losses, metrics and a collate function that are not ours."""
+    starts = {model_file(file), *other_files(file)}
+    paths = {path for start in starts for path in _with_local_imports(start)}
+    return _digest(path.read_bytes() for path in sorted(paths))
 
 
 def model_file(file: StudyFile) -> Path:
@@ -76,13 +82,46 @@ def model_file(file: StudyFile) -> Path:
     Raises:
         N3LOError: there is no such file or module.
     """
-    source, _, _ = file.study.model.source.partition(":")
-    where = file.where("model", "source") + "model.source"
+    return source_file(file, file.study.model.source, "model", "source")
+
+
+def other_files(file: StudyFile) -> Iterator[Path]:
+    """The files of a study's losses, metrics and `data.collate`.
+
+    Those of a searched loss are among them.
+
+    Raises:
+        N3LOError: there is no such file or module.
+    """
+    training, searched = file.study.training, file.study.search.space.get("training.loss")
+    losses = [training.loss, *(searched.values if isinstance(searched, Choice) else ())]
+    for key, value in (("loss", losses), ("metrics", training.metrics)):
+        for source in sources_of(value):
+            yield source_file(file, source, "training", key)
+    if file.study.data.collate is not None:
+        yield source_file(file, file.study.data.collate, "data", "collate")
+
+
+def source_file(file: StudyFile, source: str, *key: str) -> Path:
+    """Where "file.py:Name" or "package.module:Name" is.
+
+    Args:
+        key: of the study, that names it.
+
+    Raises:
+        N3LOError: there is no such file or module.
+        ModuleNotFoundError: it is of a library that an extra has.
+    """
+    source = source.partition(":")[0]
+    where = file.where(*key) + ".".join(key)
     if source.endswith(".py"):
         path = (file.path.parent / Path(source).expanduser()).resolve()
         if not path.is_file():
             raise N3LOError(f"{where}: there is no file '{source}' ({path})")
         return path
+    library = source.partition(".")[0]
+    if library in extras.KNOWN:
+        extras.require(library)
     files = _files(source, sys.path)
     if len(files) <= source.count(".") or files[-1] is None:
         raise N3LOError(

@@ -20,6 +20,7 @@ from apps.contract import (
     Training,
     TrainTask,
     ranks_of,
+    with_sources,
 )
 from sites.launchers import Shape
 from workflow.ledger import Ledger
@@ -113,7 +114,7 @@ class Planner:
             split_seed=_seed(study.seed, _SPLIT),
             model=dataclasses.replace(study.model, source=self._absolute(study.model.source)),
             data=self._data(study.data),
-            training=study.training,
+            training=self._training(study.training),
             layout=study.layout,
             objective=study.search.objective,
             fingerprint=self.fingerprint,
@@ -124,7 +125,15 @@ class Planner:
         # What was fetched is a file like others; "aws s3 cp" would not copy it to a node.
         fetched = any(is_remote(name) for name in data.files)
         command = None if fetched else data.copy_command
-        return dataclasses.replace(data, files=files, copy_command=command)
+        collate = data.collate and self._absolute(data.collate)
+        return dataclasses.replace(data, files=files, copy_command=command, collate=collate)
+
+    def _training(self, training: Training) -> Training:
+        return dataclasses.replace(
+            training,
+            loss=with_sources(training.loss, self._absolute),
+            metrics=with_sources(training.metrics, self._absolute),
+        )
 
     def _absolute(self, source: str) -> str:
         """The ranks run in another folder: "my_model.py:Tagger" with its full path."""

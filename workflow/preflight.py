@@ -1,10 +1,12 @@
 """A look at model and data before anything is submitted, in a process of its own.
 
-The driver imports neither torch nor h5py; `apps.check` does, and writes what it found.
+The driver imports neither torch nor h5py; `apps.check` and `apps.draft` do, and write what they
+found.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -33,20 +35,25 @@ def check(task: TrainTask, run_folder: Path) -> dict[str, Any]:
             return report
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return {**_run(task), "key": key}
+    return {**look("check", dataclasses.asdict(task)), "key": key}
 
 
 def remember(report: dict[str, Any], run_folder: Path) -> None:
     write_json(run_folder / NAME, report)
 
 
-def _run(task: TrainTask) -> dict[str, Any]:
+def look(program: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What a program of `apps` reports of what is asked.
+
+    Raises:
+        N3LOError: it refuses, with its line; or it crashed.
+    """
     extras.require(*extras.OF_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="n3lo-") as folder:
-        task_file, report_file = Path(folder, "task.json"), Path(folder, "report.json")
-        task.write(task_file)
+        asked, report_file = Path(folder, "request.json"), Path(folder, "report.json")
+        write_json(asked, request, durable=False)
         process = subprocess.run(
-            [sys.executable, "-P", "-m", "apps.check", str(task_file), str(report_file)],
+            [sys.executable, "-P", "-m", f"apps.{program}", str(asked), str(report_file)],
             env={**os.environ, **threads(1)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -56,7 +63,7 @@ def _run(task: TrainTask) -> dict[str, Any]:
         if not report_file.exists():
             said = process.stderr.strip().splitlines() or ["no output"]
             raise N3LOError(
-                f"the check of model and data ended with status {process.returncode}: {said[-1]}"
+                f"the look at model and data ended with status {process.returncode}: {said[-1]}"
             )
         report: dict[str, Any] = read_json(report_file)
     if "error" in report:

@@ -9,6 +9,7 @@ import shlex
 import socket
 import tempfile
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from apps.contract import CENTRAL, VERSION, Fingerprint, N3LOError, TaskPaths, g
 from apps.launch import PILOT_GRACE_S, training_line
 from sites.base import Site
 from sites.launchers import Shape
-from workflow import extras, plan, preflight, report, runfolder
+from workflow import PROGRAM, extras, plan, preflight, report, runfolder
 from workflow.console import Console, terminal
 from workflow.findings import plural
 from workflow.fingerprint import fingerprint
@@ -80,7 +81,13 @@ def prepared(file: StudyFile, site: Site, runs: Path) -> Prepared:
     )
 
 
-def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None) -> int:
+def run(
+    file: StudyFile,
+    site: Site,
+    runs: Path,
+    rerun: Sequence[int] = (),
+    begun: Callable[[Path], bool] | None = None,
+) -> int:
     """Run a study on a site; return the exit status.
 
     Args:
@@ -88,6 +95,8 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         site: where its tasks run.
         runs: the folder of all run folders and their cache.
         rerun: trials whose results are to be forgotten first.
+        begun: called with the run folder once a ledger is in it; returns whether what is done is
+            shown elsewhere, so that only failures need lines.
 
     Raises:
         N3LOError: something is wrong that the user can mend; nothing was started.
@@ -110,10 +119,11 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
         _explain_changes(ledger.fingerprint(), planner.fingerprint, out)
         _start_session(ledger, site, ready)
         aside = set_aside(ledger, file)
-        _forget(rerun or [], ledger, planner, results)
+        _forget(rerun, ledger, planner, results)
         study = file.study
         budget = (study.search.num_trials, study.data.folds)
         console = Console(study.search.objective, *budget, ready.num_slots, out)
+        console.is_shown = begun is not None and begun(folder)
         console.note(_headline(study, site, ready, folder))
         for warning in [*_warnings(study), *ready.checked["warnings"]]:
             console.note(f"warning: {warning}")
@@ -132,7 +142,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
             ) from None
         report.print_best(ledger, study, out)
         print_recommended(search, file, ledger, out)
-        out.print(f"  more: python run_workflow.py report {_typed(file.path)}")
+        out.print(f"  more: {PROGRAM} report {_typed(file.path)}")
         if campaign.is_cut_short:
             out.print(
                 f"the job ends; {plural(campaign.cut_off, 'task')} cut off; the same command goes "
@@ -152,7 +162,7 @@ def run(file: StudyFile, site: Site, runs: Path, rerun: list[int] | None = None)
 def _warnings(study: Study) -> list[str]:
     """What is allowed, but seldom meant."""
     objective = study.search.objective
-    if objective.goal == goal_of(objective.metric):
+    if goal_of(objective.metric) in (None, objective.goal):
         return []
     return [
         f"search.objective: {objective.metric} with goal '{objective.goal}' looks for the worst"
@@ -191,6 +201,8 @@ def print_plan(file: StudyFile, site: Site, runs: Path) -> None:
         f"model: {study.model.source}, {checked['num_parameters']} parameters as the study "
         f"has it; {checked['steps_per_epoch']} steps an epoch"
     )
+    for warning in [*_warnings(study), *checked["warnings"]]:
+        out.print(f"warning: {warning}")
     trials = study.search.num_trials
     known = len(ledger.trials_by_number)
     out.print(
@@ -272,7 +284,7 @@ def open_ledger(path: Path, runs: Path) -> tuple[Ledger, StudyFile]:
     if not ledger.sessions:
         raise N3LOError(
             f"there is no ledger in {ledger.folder}: start the study with "
-            f"'python run_workflow.py {_typed(path)}', or name its folder by --runs"
+            f"'{PROGRAM} {_typed(path)}', or name its folder by --runs"
         )
     return ledger, file
 
@@ -467,7 +479,7 @@ def _explain_changes(before: Fingerprint | None, now: Fingerprint, out: Terminal
     )
 
 
-def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: ResultCache) -> None:
+def _forget(trials: Sequence[int], ledger: Ledger, planner: Planner, results: ResultCache) -> None:
     """Have the chosen trials run again: their results leave the cache but not the disk."""
     known = ledger.counted(planner.file.study.search.num_trials)
     for trial in trials:
@@ -482,7 +494,7 @@ def _forget(trials: list[int], ledger: Ledger, planner: Planner, results: Result
                 if own.exists():
                     os.replace(own, own.with_name(f"{own.stem}.superseded{own.suffix}"))
     if trials:
-        ledger.record_rerun(trials)
+        ledger.record_rerun(list(trials))
 
 
 def _headline(study: Study, site: Site, ready: Prepared, folder: Path) -> str:

@@ -25,6 +25,7 @@ from sites.settings import (
     settings_of,
     user_folder,
 )
+from workflow import PROGRAM
 
 EXAMPLE = {int: "N", float: "X", str: "TEXT", bool: "true"}
 
@@ -57,7 +58,7 @@ def print_site(name: str, said: Mapping[str, str], folders: Sequence[Path], out:
         "",
         f"Where values come from: --set first, then {FILE} beside the study, then {file}, below "
         f"[{name}]. An empty text stands for none.",
-        f"For example: python run_workflow.py my_study.toml --site {name}{_words(settings, said)}",
+        f"For example: {PROGRAM} my_study.toml --site {name}{_words(settings, said)}",
     ):
         out.print(Text(line), soft_wrap=True)
 

@@ -45,10 +45,10 @@ class _Dimension:
 class Real(_Dimension):
     """Any number from `low` to `high`; uniform, or uniform in its logarithm."""
 
-    type: Literal["real"] = "real"
-    low: float
-    high: float
-    log: bool = False
+    type: Literal["real"] = "real"  # which of the dimensions it is
+    low: float  # the smallest value
+    high: float  # the largest value
+    log: bool = False  # uniform in the logarithm
     num: int = 5  # points that a grid takes along it
 
     def __post_init__(self) -> None:
@@ -85,10 +85,10 @@ class Integer(_Dimension):
     `log`, all octaves are: of 1 to 7 a third each falls to 1, to 2-3 and to 4-7.
     """
 
-    type: Literal["int"] = "int"
-    low: int
-    high: int
-    log: bool = False
+    type: Literal["int"] = "int"  # which of the dimensions it is
+    low: int  # the smallest value
+    high: int  # the largest value, included
+    log: bool = False  # all octaves are equally probable, not all integers
     num: int = 5  # points that a grid takes along it; all where there are fewer
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Integer(_Dimension):
 class _Listed(_Dimension):
     """One of the values."""
 
-    values: list[Scalar]
+    values: list[Scalar]  # all that it may be
 
     @property
     def size(self) -> float:
@@ -179,7 +179,7 @@ class _Listed(_Dimension):
 class Choice(_Listed):
     """One of the values, without an order."""
 
-    type: Literal["choice"] = "choice"
+    type: Literal["choice"] = "choice"  # which of the dimensions it is
 
     def __post_init__(self) -> None:
         _check_values(self.values, at_least=1)
@@ -189,7 +189,7 @@ class Choice(_Listed):
 class Ordinal(_Listed):
     """One of the values, in their order: in the unit cube, neighbours are near."""
 
-    type: Literal["ordinal"] = "ordinal"
+    type: Literal["ordinal"] = "ordinal"  # which of the dimensions it is
 
     def __post_init__(self) -> None:
         _check_values(self.values, at_least=2)

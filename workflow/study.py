@@ -38,9 +38,11 @@ from apps.contract import (
     Plain,
     Section,
     Training,
+    goal_of,
+    metric_name,
     require,
 )
-from apps.rules import check_ranks, check_used
+from apps.rules import check_collate, check_ranks, check_used
 from apps.staging import stage
 from workflow.expression import Expression
 from workflow.space import Choice, Dimension, Integer, Ordinal, Point, Scalar, Space, SpaceError
@@ -61,7 +63,8 @@ GO_TOGETHER = (
 MOST_COMBINATIONS = 1000  # of choices that are tried
 MOST_VALUES = 16  # of an integer, for each to be tried
 NOT_SEARCHABLE = (
-    *("data.files", "data.folds", "data.fold_by", "training.metrics", "training.tensorboard"),
+    *("data.files", "data.folds", "data.fold_by", "data.transforms", "data.collate"),
+    *("training.metrics", "training.tensorboard"),
 )
 
 SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
@@ -74,7 +77,7 @@ RESULT_FACTS = ("num_parameters", "seconds", "samples_per_second", "inference_us
 class Racing(Section):
     """Leave out a trial's other folds once its chance to be the best is below `alpha`."""
 
-    alpha: float = 0.05
+    alpha: float = 0.05  # a probability
     min_folds: int = 1  # that each trial is trained on
 
     def __post_init__(self) -> None:
@@ -105,20 +108,20 @@ class Stop(Section):
 class Search(Section):
     """How points of the space are proposed, and how many."""
 
-    method: str = "bayesian"
-    objective: Objective
+    method: str = "bayesian"  # or random, grid, sobol, evolution, halving, population, ...
+    objective: Objective  # what a task returns to the search
     further_objectives: list[Objective] = field(default_factory=list)  # for a Pareto front
     spread_penalty: float = 0.0  # a score is the mean over folds, worsened by so many deviations
-    num_trials: int
+    num_trials: int  # points of the space that are tried, at most
     num_parallel: int = 1  # N_G, trials that run at once
     prepare_ahead: int = 0  # proposals made before there is a slot for them
-    space: dict[str, Dimension]
+    space: dict[str, Dimension]  # by the dotted path of the value that a trial replaces
     constraints: list[str] = field(default_factory=list)  # "model.args.width <= 512"
     first_points: list[dict[str, Scalar]] = field(default_factory=list)  # the search fills them in
     warm_start: list[str] = field(default_factory=list)  # run folders of earlier studies
-    racing: Racing | None = None
-    stop: Stop = field(default_factory=Stop)
-    options: dict[str, Plain] = field(default_factory=dict)
+    racing: Racing | None = None  # None = each trial trains all its folds
+    stop: Stop = field(default_factory=Stop)  # before there are num_trials
+    options: dict[str, Plain] = field(default_factory=dict)  # of the method: docs/search.md
 
     def __post_init__(self) -> None:
         for name, low in (("num_trials", 1), ("num_parallel", 1), ("prepare_ahead", 0)):
@@ -148,13 +151,13 @@ class Search(Section):
 class Study(Section):
     """All sections of a study file."""
 
-    name: str
-    seed: int = 1
-    model: Model
-    data: Data
-    training: Training = field(default_factory=Training)
-    layout: Layout = field(default_factory=Layout)
-    search: Search
+    name: str  # of the run folder
+    seed: int = 1  # of weights, folds, shuffling and search
+    model: Model  # what is trained
+    data: Data  # what it is trained on
+    training: Training = field(default_factory=Training)  # how
+    layout: Layout = field(default_factory=Layout)  # on how many ranks, cores and GPUs
+    search: Search  # for the best values
 
     def __post_init__(self) -> None:
         require(
@@ -165,8 +168,10 @@ class Study(Section):
         require(self.name != "cache", "name: 'cache' is the folder of the results of all studies")
         if self.training.loss != OWN_LOSS:  # else the model knows, which runs in another process
             self.check_metrics(metric_names(self.training))
+        self._check_goals()
         self._check_folds()
         check_ranks(self.training, self.layout)
+        check_collate(self.data, self.training, self.layout)
         check_used(self.training, self.layout, self.search.space)
 
     def check_metrics(self, measured: list[str]) -> None:
@@ -188,6 +193,15 @@ class Study(Section):
             f"{key}: there is no metric '{metric}'; with these training.metrics there are: "
             f"{', '.join(known)}",
         )
+
+    def _check_goals(self) -> None:
+        for key in ("early_stopping", "target"):
+            watched = getattr(self.training, key)
+            require(
+                watched is None or watched.goal is not None or goal_of(watched.metric) is not None,
+                f"training.{key}.goal: the name '{watched and watched.metric}' does not say what "
+                "is better of it; set it to 'min' or 'max'",
+            )
 
     def _check_folds(self) -> None:
         folds, racing = self.data.folds, self.search.racing
@@ -212,7 +226,7 @@ class Study(Section):
 
 def metric_names(training: Training) -> list[str]:
     """What a training measures each epoch: the loss and the metrics, on training and validation."""
-    names = ["loss", *training.metrics]
+    names = ["loss", *map(metric_name, training.metrics)]
     return names + [f"val_{name}" for name in names]
 
 
@@ -276,6 +290,11 @@ class StudyFile:
             pattern = Path(name).expanduser()
             matches = sorted(glob.glob(str(pattern), root_dir=self.path.parent))
             found = [(self.path.parent / match).resolve() for match in matches]
+            folder_of_files = next((path for path in found if path.is_dir()), None)
+            if folder_of_files is not None:
+                raise N3LOError(
+                    f"{where}: '{name}' is a folder; name the files in it, as in '{name}/*.h5'"
+                )
             if not found:
                 what = "no file matches" if glob.has_magic(name) else "there is no file"
                 raise N3LOError(f"{where}: {what} '{name}' ({folder / pattern})")
@@ -325,6 +344,19 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
         raise N3LOError(f"there is no study file '{path}'{_similar_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise N3LOError(f"cannot read the study file '{path}': {error}") from None
+    return parse(text, path, overrides)
+
+
+def parse(text: str, path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
+    """Check the text of a study file.
+
+    Args:
+        path: where it is, or is to be: files are looked for beside it, and errors name it.
+        overrides: as of `load`.
+
+    Raises:
+        N3LOError: a value in it is wrong; one line.
+    """
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -368,7 +400,7 @@ def _check_path(file: StudyFile, dotted: str) -> None:
             f"{where}: '{dotted}' cannot be searched; it must be a value of [model], "
             f"[data], [training] or [layout]"
         )
-    if dotted in NOT_SEARCHABLE:
+    if any(f"{dotted}.".startswith(f"{each}.") for each in NOT_SEARCHABLE):
         raise N3LOError(f"{where}: '{dotted}' cannot be searched: it is the same for all trials")
     section: Any = dataclasses.asdict(file.study)
     walked: list[str] = []
@@ -484,7 +516,8 @@ _TYPES = "'real', 'int', 'choice', 'ordinal'"
 # What pydantic puts between the keys of a value that may be of several types.
 _TAGS = {
     *("real", "int", "choice", "ordinal", "bool", "float", "str"),
-    *("list[str]", "dict[str,str]", "Model"),
+    *("list[str]", "dict[str,str]", "list[float]", "dict[str,float]", "Model"),
+    *("list[any]", "dict[str,any]"),
 }
 
 _WANTED = {

@@ -58,14 +58,19 @@ def best_folders(ledger: Ledger, study: Study, most: int) -> dict[int, list[Path
     }
 
 
-def run_program(module: str, words: Sequence[str]) -> None:
+def run_program(
+    module: str, words: Sequence[str], needs: Sequence[str] = extras.OF_PROGRAMS
+) -> None:
     """Run a program of `apps`; what it has to say goes to the terminal.
+
+    Args:
+        needs: libraries that it imports.
 
     Raises:
         N3LOError: it refused, with its line; or it crashed.
         ModuleNotFoundError: what it needs is not installed.
     """
-    extras.require(*extras.OF_PROGRAMS)
+    extras.require(*needs)
     done = subprocess.run(
         [sys.executable, "-P", "-m", f"apps.{module}", *words],
         env=dict(os.environ),

@@ -49,7 +49,7 @@ class Strategy:
         """Train on this rank's part of an epoch, after which all ranks hold the same weights.
 
         Returns:
-            This rank's sum and count of each metric, (metrics, 2).
+            What this rank adds to the sums of the experiment.
         """
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class Strategy:
             buffer.copy_((mean if buffer.is_floating_point() else first).view_as(buffer))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        """Sum and count of each metric on a batch, (metrics, 2)."""
+        """What a batch adds to the sums of validation."""
         return self.experiment.evaluate(batch)
 
     def facts(self) -> dict[str, float]:

@@ -40,7 +40,7 @@ class Local(Strategy):
         return sums
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """Train on one batch; returns this rank's sum and count of each metric, (metrics, 2)."""
+        """Train on one batch; returns what this rank adds to the sums."""
         sums = []
         pieces = batch.cut(self.training.accumulate)
         streams = [self.experiment.updates(self.networks, piece) for piece in pieces]

@@ -1,0 +1,90 @@
+"""HDF5: datasets, and the columns of those whose elements are records."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from apps.formats.source import Source
+from apps.rows import Axes, Rows
+
+
+class Hdf5(Source):
+    """Without the locks that Lustre, GPFS and NFS often refuse."""
+
+    kind = "HDF5"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.file = h5py.File(path, "r", locking=False)
+
+    @cached_property
+    def names(self) -> list[str]:
+        names: list[str] = []
+
+        def visit(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                names.extend([f"{name}/{column}" for column in item.dtype.names or ()] or [name])
+
+        self.file.visititems(visit)
+        return names
+
+    def has(self, name: str) -> bool:
+        return self._dataset(name) is not None or self._column(name) is not None
+
+    def _open(self, name: str) -> Rows:
+        found = self._dataset(name)
+        found = self._column(name) if found is None else found
+        assert found is not None
+        return found
+
+    def _dataset(self, name: str) -> Any:
+        item = self.file.get(name) if name else None
+        return item if isinstance(item, h5py.Dataset) and item.dtype.names is None else None
+
+    def _column(self, name: str) -> _Column | None:
+        """ "jets/pt" of a dataset "jets" whose elements are records."""
+        above, _, column = name.rpartition("/")
+        item = self.file.get(above) if above else None
+        if isinstance(item, h5py.Dataset) and column in (item.dtype.names or ()):
+            return _Column(item, column)
+        return None
+
+    def members(self, group: str) -> list[str] | None:
+        item = self.file.get(group) if group else None
+        if isinstance(item, h5py.Group):
+            return sorted(name for name in item if self._dataset(f"{group}/{name}") is not None)
+        columns = item.dtype.names if isinstance(item, h5py.Dataset) else None
+        return sorted(columns) if columns else None
+
+    def missing(self) -> str:
+        items = [self.file.get(name) for name in self.file]  # None: a link that leads nowhere
+        if any("pandas_type" in item.attrs for item in items if item is not None):
+            return (
+                "; it holds frames as pandas' to_hdf writes them: write them as Parquet, "
+                f"pandas.read_hdf('{Path(self.filename).name}').to_parquet('frame.parquet')"
+            )
+        return ""
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _Column:
+    """One member of the records in an HDF5 dataset."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        dtype = dataset.dtype[name]
+        self.dtype, self.shape = dtype.base, (*dataset.shape, *dtype.shape)
+        self.chunks = dataset.chunks and (*dataset.chunks, *dtype.shape)
+        self._fields = dataset.fields(name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Axes) -> np.ndarray:
+        return self._fields[index[:1]][(slice(None), *index[1:])]

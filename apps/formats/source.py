@@ -1,0 +1,132 @@
+"""What all formats have in common: arrays by name, of which several can be read as one."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from apps.contract import N3LOError
+from apps.rows import Axes, Jagged, Rows, needed_length, stack
+
+
+class Source(ABC):
+    """An open file. Its arrays are named "array" or "group/array"."""
+
+    kind: ClassVar[str]  # as messages name the format
+
+    def __init__(self, path: str) -> None:
+        self.filename = path
+        self.compressed: Sequence[str] = ()  # arrays that are unpacked whole to read a part
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Of all arrays, in the order of the file."""
+
+    @abstractmethod
+    def _open(self, name: str) -> Rows | Jagged:
+        """One of them."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def members(self, group: str) -> list[str] | None:
+        """The names of the arrays in a group, without it; None if there is no such group."""
+        prefix = f"{group}/"
+        below = [name.removeprefix(prefix) for name in self.names if name.startswith(prefix)]
+        return sorted(name for name in below if "/" not in name) if below else None
+
+    def find(self, text: str, axes: Axes = ()) -> Rows:
+        """An array, or "(pt, eta, phi)": several as one (see `apps.rows.Stack`).
+
+        Args:
+            axes: which part of an event will be asked for; where events have different numbers of
+                values, it says how many to make of them.
+
+        Raises:
+            KeyError: there is none of that name.
+            N3LOError: it cannot be read as numbers.
+        """
+        rows = self.rows(text)
+        if not isinstance(rows, Jagged):
+            return rows
+        length = needed_length(axes)
+        if length is None:
+            raise N3LOError(
+                f"{self.filename}: '{text}' has a different number of values in each event; say "
+                f"how many to take, as in '{text}[:, :10]' (zeros fill what an event lacks)"
+            )
+        return rows.padded(length)
+
+    def rows(self, text: str) -> Rows | Jagged:
+        """The same, before events get one length."""
+        if self.has(text):
+            rows = self._open(text)
+            if not isinstance(rows, Jagged):
+                self._check(text, rows)
+            return rows
+        names = stacked_names(text)
+        if names is None:
+            raise KeyError(text)
+        try:
+            return stack({name: self.rows(name) for name in names})
+        except ValueError as error:
+            raise N3LOError(f"{self.filename}: '{text}': {error}") from None
+
+    def _check(self, name: str, rows: Rows) -> None:
+        where = f"{self.filename}: '{name}'"
+        if rows.dtype.kind not in "fiub":
+            raise N3LOError(f"{where} holds {rows.dtype}, not numbers")
+        if len(rows.shape) == 0:
+            raise N3LOError(f"{where} is a single number, not one row an event")
+
+    def usable(self) -> Iterator[tuple[str, Rows | Jagged | N3LOError]]:
+        """All arrays by name, or why one cannot be used."""
+        for name in self.names:
+            try:
+                yield name, self.rows(name)
+            except N3LOError as error:
+                yield name, error
+
+    def expand(self, text: str) -> str:
+        """With the names in place of a pattern: "feature_*" -> "(feature_1, feature_2)"."""
+        if self.has(text):
+            return text
+        parts = stacked_names(text) or [text]
+        found = [name for part in parts for name in self._matches(part)]
+        return text if found == [text] else f"({', '.join(found)})"
+
+    def _matches(self, part: str) -> list[str]:
+        if self.has(part) or not set("*?") & set(part):
+            return [part]
+        found = [name for name in self.names if fnmatchcase(name, part)]
+        return sorted(found, key=_natural) or [part]
+
+    def missing(self) -> str:
+        """What to add where a name is not found."""
+        return ""
+
+
+def stacked_names(text: str) -> list[str] | None:
+    """ "(pt, eta)" -> ["pt", "eta"]; None of what is no stack."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return None
+    names = [name.strip() for name in text[1:-1].split(",")]
+    return names[:-1] if len(names) > 1 and not names[-1] else names
+
+
+def _natural(name: str) -> list[Any]:
+    """For sorting: feature_2 before feature_10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]

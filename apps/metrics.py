@@ -1,0 +1,303 @@
+"""What a study measures beside the loss: its own functions, and torchmetrics by name.
+
+Each metric adds up a vector over batches and ranks, exactly, and makes its value from the sum.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apps.contract import N3LOError, Plain, metric_name
+from apps.frameworks import vision
+from apps.losses import Key, Pair, alike, call_own, class_numbers, own_function, shape
+from apps.sources import check_arguments, choose, describe, shown_source, source_file
+
+LIBRARY = "torchmetrics"
+
+
+class Metric:
+    """One of `training.metrics`."""
+
+    size: int  # of the vector that is added up
+
+    def __init__(self, spec: str | Mapping[str, Plain]) -> None:
+        settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+        self.name = metric_name(spec)
+        self._of = settings.get("of")  # one of several targets; None = all
+
+    def sums(self, pairs: Mapping[Key, Pair]) -> Tensor:
+        """What is added up of a batch, (size,) float64, on its device."""
+        chosen = pairs
+        if self._of is not None:
+            if self._of not in pairs:
+                there = ", ".join(map(str, pairs))
+                raise N3LOError(
+                    f"training.metrics: '{self.name}' is of = {self._of!r}, but the targets are "
+                    f"{there if None not in pairs else 'one'}"
+                )
+            chosen = {self._of: pairs[self._of]}
+        return torch.stack([self._sums(key, *pair) for key, pair in chosen.items()]).sum(dim=0)
+
+    def value(self, sums: Tensor) -> float:
+        """Of all events, from the sum over all batches and ranks."""
+        raise NotImplementedError
+
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def make_metric(spec: str | Mapping[str, Plain], loss_of: Callable[[Key], str]) -> Metric:
+    """
+    Args:
+        loss_of: the name of the loss that a target has; it says what outputs mean.
+
+    Raises:
+        N3LOError: there is no such metric, or it cannot be added up.
+    """
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    source = settings["name"]
+    arguments = {key: value for key, value in settings.items() if key not in ("name", "as", "of")}
+    if ":" not in source:
+        function = choose("training.metrics", source, METRICS)
+        if arguments:
+            raise N3LOError(f"training.metrics: '{source}' takes no {', '.join(arguments)}")
+        return Mean(spec, function)
+    where = shown_source("training.metrics", source)
+    found = _of_library(source, where) if source.partition(":")[0] == LIBRARY else None
+    if found is not None:
+        check_arguments(inspect.signature(found), arguments, where)
+        made = _constructed(found, arguments, where)
+    else:
+        made = own_function(source, arguments, "training.metrics")
+    if hasattr(made, "_reductions") and hasattr(made, "compute"):
+        return States(spec, made, loss_of)
+
+    def values_of(outputs: Tensor, targets: Tensor) -> Tensor:
+        return _of_events(
+            call_own(made, outputs, targets, where, source_file(source)), outputs, where
+        )
+
+    return Mean(spec, values_of)
+
+
+# -- means over events -----------------------------------------------------------------------------
+
+
+class Mean(Metric):
+    """Of values that a function gives for each event; sum and count are added up."""
+
+    size = 2
+
+    def __init__(
+        self, spec: str | Mapping[str, Plain], function: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        super().__init__(spec)
+        self._function = function
+
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+        values = self._function(outputs, targets)
+        return torch.stack([values.sum().double(), count_of(values)])
+
+    def value(self, sums: Tensor) -> float:
+        return (sums[0] / sums[1]).item()
+
+
+def count_of(values: Tensor) -> Tensor:
+    return on_device(values.numel(), values)
+
+
+def on_device(number: int, like: Tensor) -> Tensor:
+    """Made there: a GPU would end all its work before a number is copied to it."""
+    return torch.full((), number, dtype=torch.float64, device=like.device)
+
+
+def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of classes (B, C), or of one logit an event (B,) or (B, 1)."""
+    if outputs[0].numel() == 1:
+        return (outputs > 0) == (alike(outputs, targets) > 0.5)
+    return outputs.argmax(dim=1) == class_numbers(outputs, targets)
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - alike(outputs, targets)).square()
+
+
+def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - alike(outputs, targets)).abs()
+
+
+METRICS = {"accuracy": _accuracy, "mse": _squared_error, "mae": _absolute_error}
+
+
+def _of_events(values: Any, outputs: Tensor, where: str) -> Tensor:
+    if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != len(outputs):
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise N3LOError(
+            f"{where}: gives {given} for a batch; it must have a value for each event, (B,), so "
+            "that the mean over all events is exact"
+        )
+    return values.detach()
+
+
+# -- torchmetrics ----------------------------------------------------------------------------------
+
+
+class States(Metric):
+    """A metric of torchmetrics whose states are all sums: together they are one vector."""
+
+    def __init__(
+        self,
+        spec: str | Mapping[str, Plain],
+        metric: Any,
+        loss_of: Callable[[Key], str],
+    ) -> None:
+        super().__init__(spec)
+        self._metric, self._loss_of = metric, loss_of
+        self._kind = type(metric).__name__
+        self._check_states()
+        metric.sync_on_compute = False  # ranks are added up by us
+        self._states: dict[str, Tensor] = dict(metric._defaults)
+        self._sizes = [each.numel() for each in self._states.values()]
+        self.size = sum(self._sizes)
+
+    def _check_states(self) -> None:
+        """
+        Raises:
+            N3LOError: the states cannot be added up.
+        """
+        metric = self._metric
+        add = importlib.import_module(f"{LIBRARY}.utilities.data").dim_zero_sum
+        lists = [name for name, each in metric._defaults.items() if not isinstance(each, Tensor)]
+        others = [name for name, each in metric._reductions.items() if each is not add]
+        if lists:
+            way_out = "choose another"
+            if hasattr(metric, "thresholds"):
+                way_out = "set thresholds = 100, which counts events between so many of them"
+            raise N3LOError(
+                f"training.metrics: '{self._kind}' keeps all outputs ({', '.join(lists)}), which "
+                f"would fill the memory of every rank; {way_out}"
+            )
+        if others or not metric._defaults:
+            raise N3LOError(
+                f"training.metrics: '{self._kind}' cannot be added up over ranks "
+                f"({', '.join(others) or 'it has no state'}); choose one whose states are sums"
+            )
+
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+        metric = self._metric
+        if metric.device != outputs.device:
+            metric.to(outputs.device)
+        prepared = self._prepared(key, outputs, targets)
+        metric.reset()
+        try:
+            metric.update(*prepared)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise N3LOError(
+                f"training.metrics: '{self._kind}': {describe(error)}; outputs are "
+                f"{shape(outputs)}, targets are {shape(targets)}"
+            ) from error
+        if hasattr(metric, "validate_args"):
+            metric.validate_args = False  # it would have a GPU wait for each batch
+        return torch.cat([getattr(metric, name).double().flatten() for name in self._states])
+
+    def _prepared(self, key: Key, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As torchmetrics takes them; whether outputs are logits it would guess, batch by batch."""
+        if self._kind.startswith("Multiclass"):
+            self._check_number("num_classes", outputs)
+            return probabilities(self._loss_of(key), outputs), class_numbers(outputs, targets)
+        if self._kind.startswith("Multilabel"):
+            self._check_number("num_labels", outputs)
+            found = probabilities(self._loss_of(key), outputs, labels=True)
+            return found, yes_or_no(alike(outputs, targets))
+        if self._kind.startswith("Binary"):
+            if outputs.ndim == 2 and outputs.shape[1] == 2:  # that of the second class
+                both = probabilities(self._loss_of(key), outputs)
+                return both[:, 1], class_numbers(outputs, targets)
+            one = probabilities(self._loss_of(key), outputs)
+            return one.flatten(), yes_or_no(alike(outputs, targets)).flatten()
+        targets = alike(outputs, targets) if outputs.numel() == targets.numel() else targets
+        squeezed = outputs.ndim == 2 and outputs.shape[1] == 1
+        return (outputs[:, 0], targets[:, 0]) if squeezed else (outputs, targets)
+
+    def _check_number(self, name: str, outputs: Tensor) -> None:
+        asked, given = getattr(self._metric, name, None), outputs.shape[1:2]
+        if asked is not None and (asked,) != tuple(given):
+            raise N3LOError(
+                f"training.metrics: '{self._kind}' has {name} = {asked}, but the model gives "
+                f"{shape(outputs)}"
+            )
+
+    def value(self, sums: Tensor) -> float:
+        metric = copy.deepcopy(self._metric).cpu()
+        metric.reset()
+        values = sums.cpu().split(self._sizes)
+        for (name, default), part in zip(self._states.items(), values, strict=True):
+            exact = torch.float64 if default.is_floating_point() else default.dtype
+            setattr(metric, name, part.to(exact).reshape(default.shape))
+        metric._update_count = 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes without events
+            try:
+                found = metric.compute()
+            except (RuntimeError, ValueError) as error:
+                raise N3LOError(f"training.metrics: '{self._kind}': {describe(error)}") from error
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise N3LOError(
+                f"training.metrics: '{self._kind}' gives {given} and not one number; set average = "
+                "'macro', or choose another"
+            )
+        return float(found)
+
+
+def probabilities(loss: str, outputs: Tensor, labels: bool = False) -> Tensor:
+    """Where the loss takes logits or logarithms; else outputs as they are.
+
+    With a loss of the user's own ("") they are taken for logits.
+    """
+    several = outputs.ndim > 1 and outputs.shape[1] > 1
+    if loss == "cross_entropy" or (loss == "" and several and not labels):
+        return outputs.softmax(dim=1)
+    if loss == "nll_loss":
+        return outputs.exp()
+    of_logits = ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
+    return outputs.sigmoid() if loss in (*of_logits, "soft_margin_loss", "") else outputs
+
+
+def yes_or_no(targets: Tensor) -> Tensor:
+    """From 0 and 1, or -1 and 1, to 0 and 1."""
+    return (targets > 0.5).long()
+
+
+def _of_library(source: str, where: str) -> Any:
+    """The class of a name, of torchmetrics or its classification, regression, ..."""
+    name = source.partition(":")[2]
+    vision.watch()  # which torchmetrics imports
+    for place in (LIBRARY, *(f"{LIBRARY}.{each}" for each in PARTS)):
+        try:
+            module = importlib.import_module(place)
+        except Exception as error:  # of what it builds upon
+            raise N3LOError(f"{where}: {describe(error)}") from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise N3LOError(f"{where}: there is no '{name}'; as in 'torchmetrics:MulticlassF1Score'")
+
+
+PARTS = ("classification", "regression")
+
+
+def _constructed(found: Any, arguments: dict[str, Plain], where: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it keeps all outputs: refused below
+            return found(**arguments)
+    except Exception as error:  # a class can raise anything
+        raise N3LOError(f"{where}: {describe(error)}") from error

@@ -1,0 +1,484 @@
+"""Moving from NNLO: what each of its options becomes, and what its model files give."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from apps import nnlo_import
+from apps.contract import N3LOError
+from apps.models import nnlo
+from workflow.nnlo import command, script
+from workflow.nnlo.command import import_nnlo
+from workflow.nnlo.convert import Past, draft_of
+from workflow.nnlo.draft import Draft, toml
+from workflow.nnlo.options import (
+    ENVIRONMENT,
+    GAN,
+    NOTHING,
+    OF_GAN,
+    OF_OPTIMIZATION,
+    OF_TRAINING,
+    OPTIMIZATION,
+    OPTIONS,
+    TRAINING,
+    Option,
+    parse,
+)
+from workflow.study import load
+
+STUDIES = ROOT / "studies" / "nnlo"
+PAGE = (ROOT / "docs" / "coming_from_nnlo.md").read_text()
+
+FACTS = {
+    "name": "mine",
+    "builder": None,
+    "is_keras": False,
+    "parameters": [{"name": "width", "type": "int", "low": 8, "high": 64}],
+    "args": {"width": 36},
+    "train": ["/data/a.h5", "/data/b.h5", "/data/c.h5"],
+    "val": ["/data/d.h5"],
+    "events": {},
+    "features": {"name": "features", "field": "features", "steps": [], "known": True},
+    "labels": {"name": "labels", "field": "labels", "steps": [], "known": True},
+    "needs": [],
+    "gives_probabilities": False,
+    "num_gpus": 0,
+}
+SEARCH, TRAIN = (OPTIMIZATION, 7), (TRAINING, 4)  # the driver, and mpirun's number of ranks
+
+
+def past(words: list[str], driver: str, ranks: int | None, **facts) -> Past:
+    given = parse(words)
+    names = {"features": given["features_name"], "labels": given["labels_name"]}
+    fields = {
+        role: {"name": name, "field": name, "steps": [], "known": True}
+        for role, name in names.items()
+    }
+    return Past(driver, given, ranks, [], {**FACTS, **fields, **facts})
+
+
+def drafted(words: list[str], driver: str, ranks: int | None, **facts) -> Draft:
+    return draft_of(past(words, driver, ranks, **facts), "m.py:get_model", None, Path("/here"))
+
+
+def imported(tmp_path: Path, words: list[str], driver: str, ranks: int | None, **facts):
+    """The study, read back and checked as any other."""
+    path = tmp_path / "study.toml"
+    path.write_text(drafted(words, driver, ranks, **facts).text)
+    return load(path).study
+
+
+def value_at(study, dotted: str):
+    value = study
+    for name in dotted.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+# Of each option that a study has a key for: words, how it was started, the key, and its value.
+GEM, DOWNPOUR, EASGD = (["--mode", mode] for mode in ("gem", "downpour", "easgd"))
+ROWS = [
+    (["--trial-name", "low pt"], SEARCH, "name", "mine-low-pt"),
+    (["--train_data", "train.txt"], SEARCH, "data.files", [*FACTS["train"], *FACTS["val"]]),
+    (["--val_data", "val.txt"], SEARCH, "data.validation_fraction", 0.25),
+    (["--features-name", "X"], SEARCH, "data.inputs", "X"),
+    (["--labels-name", "Y"], SEARCH, "data.targets", "Y"),
+    (["--batch", "64"], SEARCH, "training.batch_size", 64),
+    (["--batch", "64", "--n-processes", "2"], (TRAINING, 5), "training.batch_size", 32),
+    (["--n-masters", "3"], (TRAINING, 7), "layout.sub_masters", [2]),
+    (["--n-masters", "3"], (TRAINING, 7), "layout.num_workers", 2),
+    (["--n-processes", "2"], (TRAINING, 5), "layout.ranks_per_worker", 2),
+    (["--n-processes", "2"], (TRAINING, 5), "layout.num_workers", 2),
+    (["--max-gpus", "0"], SEARCH, "layout.gpus_per_rank", 0),
+    ([*DOWNPOUR, "--synchronous"], TRAIN, "training.exchange.synchronous", True),
+    ([*DOWNPOUR, "--synchronous"], (TRAINING, 41), "training.exchange.backup_workers", 2),
+    (["--epochs", "3"], SEARCH, "training.epochs", 3),
+    (["--loss", "binary_crossentropy"], SEARCH, "training.loss", "cross_entropy"),
+    (["--loss", "categorical_crossentropy"], SEARCH, "training.loss", "cross_entropy"),
+    (["--loss", "NLLLoss"], SEARCH, "training.loss", "nll_loss"),
+    (["--loss", "MSE"], SEARCH, "training.loss", "mse_loss"),
+    (["--loss", "MSE"], SEARCH, "search.objective.metric", "val_loss"),
+    (["--early-stopping", "val_loss,~<,4"], SEARCH, "training.early_stopping.patience", 4),
+    (["--target-metric", "val_acc,>,0.97"], SEARCH, "training.target.metric", "val_accuracy"),
+    (["--target-metric", "val_acc,>,0.97"], SEARCH, "training.target.value", 0.97),
+    ([*EASGD, "--worker-optimizer", "rmsprop"], TRAIN, "training.optimizer.name", "rmsprop"),
+    ([*EASGD, "--worker-optimizer", "sgd"], TRAIN, "training.optimizer.lr", 1.0),
+    (["--worker-optimizer", "sgd"], (TRAINING, 1), "training.optimizer.name", "sgd"),
+    (
+        [*EASGD, "--worker-optimizer-params", "{'learning_rate': 0.1, 'beta_1': 0.5}"],
+        TRAIN,
+        "training.optimizer",
+        {"name": "adam", "lr": 0.1, "betas": [0.5, 0.999]},
+    ),
+    ([*EASGD, "--sync-every", "8"], TRAIN, "training.exchange.sync_every", 8),
+    ([], TRAIN, "training.strategy", "gem"),
+    (DOWNPOUR, TRAIN, "training.strategy", "downpour"),
+    (EASGD, TRAIN, "training.strategy", "easgd"),
+    (GEM, (TRAINING, 1), "training.strategy", "local"),
+    (["--gem-lr", "0.05"], TRAIN, "training.optimizer.lr", 0.05),
+    (["--gem-momentum", "0.5"], TRAIN, "training.optimizer.momentum", 0.5),
+    (["--gem-kappa", "1.5"], TRAIN, "training.exchange.kappa", 1.5),
+    ([*EASGD, "--elastic-force", "0.5"], TRAIN, "training.exchange.elastic_force", 0.5),
+    ([*DOWNPOUR, "--optimizer", "sgd"], TRAIN, "training.optimizer", {"name": "sgd", "lr": 0.01}),
+    (["--cache-data", "/scratch"], SEARCH, "data.cache", "/scratch"),
+    (["--copy-command", "xrdcp {} {}"], SEARCH, "data.copy_command", "xrdcp {} {}"),
+    (["--block-size", "3"], SEARCH, "layout.num_workers", 2),
+    (["--block-size", "3"], SEARCH, "search.num_parallel", 2),
+    (["--block-size", "6", "--n-fold", "3"], SEARCH, "data.folds", 3),
+    (["--block-size", "6", "--n-fold", "3"], SEARCH, "layout.num_workers", 1),
+    (["--num-iterations", "12"], SEARCH, "search.num_trials", 12),
+    (["--hyper-opt", "genetic"], SEARCH, "search.method", "evolution"),
+    (["--hyper-opt", "genetic", "--ga-pop", "5"], SEARCH, "search.num_trials", 50),
+    (["--hyper-opt", "genetic", "--ga-pop", "5"], SEARCH, "search.options.population", 5),
+    (["--target-objective", "0.05"], SEARCH, "search.stop.value", 0.95),
+]
+
+
+@pytest.mark.parametrize(("words", "how", "key", "value"), ROWS)
+def test_an_option_of_nnlo_is_a_value_of_the_study(words, how, key, value, tmp_path):
+    assert value_at(imported(tmp_path, words, *how), key) == value
+
+
+def test_every_option_is_a_value_or_is_reported():
+    """`--model` is model.source, and `--example` a study that is there."""
+    typed = {word for words, *_ in ROWS for word in words} | {"--mode", "--ga-populations"}
+    for option in OPTIONS.values():
+        if option.name in ("--model", "--example"):
+            continue
+        value = [] if option.default is False else [str(option.choices[0] if option.choices else 1)]
+        reported = "\n".join(parse([option.name, *value]).idle())
+        assert (option.name in reported) != (option.name in typed), option.name
+
+
+def test_nnlos_own_defaults_are_those_of_the_study(tmp_path):
+    study = imported(tmp_path, [], *SEARCH)
+    assert study.training.epochs == 1
+    assert study.training.batch_size == 100
+    assert study.training.optimizer == {"name": "sgd", "lr": 0.01, "momentum": 0.9}
+    assert study.training.exchange.kappa == 2.0
+    assert (study.search.num_trials, study.search.num_parallel) == (10, 3)
+    assert study.search.method == "bayesian"
+
+
+def test_a_training_alone_is_a_search_of_one_trial(tmp_path):
+    study = imported(tmp_path, ["--epochs", "2"], *TRAIN)
+    assert study.search.num_trials == 1
+    assert study.search.space["training.optimizer.lr"].values == [0.01]
+    assert study.model.args == {}
+
+
+def test_each_line_says_which_option_it_comes_from():
+    text = drafted(["--epochs", "3", "--batch", "64"], *SEARCH).text
+    assert re.search(r"^epochs = 3 +# --epochs 3$", text, re.M)
+    assert re.search(r"^batch_size = 64 +# --batch 64$", text, re.M)
+    assert re.search(r"^num_trials = 10 +# --num-iterations 10 \(default\)$", text, re.M)
+    assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
+
+
+def test_a_dead_option_is_reported_once():
+    notes = drafted(["--verbose", "--elastic-lr", "0.1"], *SEARCH).notes
+    assert [line for line in notes if line.startswith("--verbose")] == [
+        f"--verbose: {NOTHING}: NNLO stored it and never used it"
+    ]
+    assert len([line for line in notes if line.startswith("--elastic-lr")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "said"),
+    [
+        (["--block-size", "3"], (OPTIMIZATION, 6), "6 ranks: NNLO ended at once"),
+        (["--block-size", "6", "--n-fold", "4"], SEARCH, "--block-size 6 is no multiple of"),
+        (["--n-masters", "3"], (TRAINING, 4), "are too few for --n-masters 3 and 2 workers"),
+        (["--loss", "KLDiv"], SEARCH, "--loss KLDiv: give one of"),
+        (["--early-stopping", "4"], SEARCH, "is not of the form 'val_loss,~<,4'"),
+        (["--target-metric", "val_acc,<,0.9"], SEARCH, "more is better"),
+        (["--early-stopping", "gan:val_loss,~<,4"], SEARCH, "is of one of several models"),
+        ([*EASGD, "--worker-optimizer", "magic"], TRAIN, "NNLO had no such optimizer"),
+        ([*EASGD, "--worker-optimizer-params", "lr=1"], TRAIN, "is no dict of Python"),
+        (["--epoch-number", "1"], SEARCH, "unrecognized arguments"),
+    ],
+)
+def test_what_cannot_be_said_here_is_one_line(words, how, said):
+    with pytest.raises(N3LOError) as error:
+        drafted(words, *how)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_events_are_held_out_as_many_as_nnlo_validated_on(tmp_path):
+    events = {"/data/a.h5": 100, "/data/b.h5": 100, "/data/c.h5": 100, "/data/d.h5": 200}
+    assert imported(tmp_path, [], *SEARCH, events=events).data.validation_fraction == 0.4
+
+
+def test_files_that_are_not_here_are_reported():
+    assert "data.files: 4 of 4 are not here, such as '/data/a.h5'" in drafted([], *SEARCH).notes
+
+
+def test_a_model_of_keras_is_compiled_with_the_loss(tmp_path):
+    study = imported(tmp_path, [], *SEARCH, is_keras=True)
+    assert study.training.loss == "own"
+    assert study.search.objective.metric == "val_accuracy"
+
+
+def test_toml_is_read_back_as_it_was():
+    value = {"a b": [1, 2.5, True, 'say "no"\n\x7f', 1e-7], "c": {"d": [{"e": "ü"}]}}
+    assert tomllib.loads(f"x = {toml(value)}")["x"] == value
+
+
+# -- the script that started NNLO ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("mpirun -np 7 python3 OptimizationDriver.py --model m.py", 7),
+        ("mpirun -tag-output -n 7 python OptimizationDriver.py --model m.py > log 2>&1", 7),
+        ("srun --ntasks=7 python OptimizationDriver.py --model m.py", 7),
+        ("jsrun -n 4 -a 2 -c 7 -g 1 python OptimizationDriver.py --model m.py | tee log", 8),
+        ("#!/bin/bash\n#SBATCH -n 7\ncd x && srun ./OptimizationDriver.py --model m.py", 7),
+        ("N=7\nmpirun -np $N \\\n  python nnlo/driver/OptimizationDriver.py --model m.py", 7),
+        ("# OptimizationDriver.py\nHOST=here python OptimizationDriver.py --model m.py & ", None),
+    ],
+)
+def test_a_line_of_a_script_is_understood(text, ranks, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    line = script.read(str(path))
+    assert (line.driver, line.num_ranks) == (OPTIMIZATION, ranks)
+    assert line.words == ["--model", "m.py"]
+
+
+def test_a_line_may_be_given_in_quotes():
+    line = script.read("mpirun -np 4 python TrainingDriver.py --early 'val_loss,~<,4'")
+    assert (line.driver, line.num_ranks) == (TRAINING, 4)
+    assert parse(line.words)["early_stopping"] == "val_loss,~<,4"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("python train.py\n", "no line starts TrainingDriver.py or OptimizationDriver.py"),
+        ("mpirun -np $N TrainingDriver.py", "'-np $N' is no number of ranks"),
+        ("TrainingDriver.py\nTrainingDriver.py", "starts NNLO 2 times"),
+    ],
+)
+def test_a_script_that_does_not_say_it_is_one_line(text, said, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    with pytest.raises(N3LOError, match=re.escape(said)):
+        script.read(str(path))
+
+
+# -- model files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adaptor", "found"),
+    [
+        (lambda x: x, {}),
+        (lambda x: x.astype("float32"), {}),
+        (lambda x: np.swapaxes(x, 1, 2), {"steps": [{"name": "transpose", "axes": [2, 1]}]}),
+        (lambda x: x[..., None], {"steps": [{"name": "channel_axis", "at": "last"}]}),
+        (lambda x: x[:, None], {"steps": [{"name": "channel_axis", "at": "first"}]}),
+        (lambda x: x.reshape(len(x), -1), {"steps": ["flatten"]}),
+        (lambda x: x / 4, {"steps": [{"name": "scale", "by": 0.25}]}),
+        (lambda x: x[:, -6:-1], {"field": "[:, -6:-1]"}),
+        (lambda x: x[:, 2:5], {"field": "[:, 2:5]"}),
+        (lambda x: x[:, 1:], {"field": "[:, 1:]"}),
+        (lambda x: x[:, -1], {"field": "[:, -1]"}),
+        (lambda x: x[:, :, :3], {"field": "[:, :, :3]"}),
+    ],
+)
+def test_what_an_adaptor_does_is_seen_from_what_it_gives(adaptor, found):
+    assert next(nnlo_import.recognised(adaptor, (9, 5))) == found
+
+
+def test_an_adaptor_that_mixes_events_is_notrecognised():
+    assert list(nnlo_import.recognised(lambda x: x[::-1], (9, 5))) == []
+    assert list(nnlo_import.recognised(lambda x: x * x, (9, 5))) == []
+
+
+def test_a_class_number_is_recognised_by_its_argmax():
+    found = next(nnlo_import.recognised(lambda y: y.argmax(axis=1), (5,)))
+    assert found == {"steps": ["class_number"]}
+
+
+WRAPPED = """
+import torch
+import setGPU
+from nnlo.train.model import MPIModel
+from mpi_learn.train.model import ModelBuilder
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, width).cuda()
+        self.mask = torch.ones(3).cuda()
+
+    def forward(self, x):
+        return self.layer(x * self.mask)
+
+
+def get_model(width=4):
+    return MPIModel(model=Net(width))
+
+
+def get_train():
+    return ["a.h5"]
+
+
+def get_features():
+    return "x", lambda x: x * x
+
+
+class Builder(ModelBuilder):
+    def build_model(self):
+        return MPIModel(Net(2))
+"""
+
+
+@pytest.fixture
+def in_process(monkeypatch, tmp_path):
+    """Look into model files here, and not in a process of its own, which must import torch."""
+
+    def facts(model_file, given):
+        lists = {"train": given["train_data"], "val": given["val_data"]}
+        names = {"features": given["features_name"], "labels": given["labels_name"]}
+        return json.loads(json.dumps(nnlo_import.look(str(model_file), lists, names)))
+
+    monkeypatch.setattr(command, "_facts", facts)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        is_stand_in = name.partition(".")[0] in nnlo.PACKAGES and file is None
+        if is_stand_in or (file is not None and Path(file).is_relative_to(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_file_of_nnlo_is_imported_without_nnlo_and_without_a_gpu(tmp_path):
+    path = tmp_path / "wrapped_net.py"
+    path.write_text(WRAPPED)
+    to = tmp_path / "study.toml"
+    lines = import_nnlo(
+        {"model_file": str(path), "to": to, "from_script": None, "ranks": 1, "driver": None}
+    )
+    assert lines[0] == str(to)
+    assert "it imports setGPU, and it imports nnlo, and it imports mpi_learn" in lines[1]
+    study = load(to).study
+    assert study.model.source == "wrapped_net_n3lo.py:get_model"
+    assert study.data.collate == "wrapped_net_n3lo.py:collate"
+
+    adapter = __import__("wrapped_net_n3lo")
+    model = adapter.get_model(width=5)
+    assert "mask" in dict(model.named_buffers())  # so that it moves with the model
+    assert "mask" not in model.state_dict()
+    assert model(torch.ones(2, 3)).shape == (2, 5)
+    assert adapter.collate(torch.tensor([3.0])).tolist() == [9.0]
+    built = nnlo.adapted(nnlo.built_by(__import__("wrapped_net").Builder))()
+    assert built(torch.ones(1, 3)).shape == (1, 2)
+
+
+def test_nothing_of_the_users_is_written_over(tmp_path):
+    to = tmp_path / "study.toml"
+    to.write_text("mine")
+    with pytest.raises(N3LOError, match="was not made by import-nnlo"):
+        import_nnlo({"to": to})
+    assert to.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (None, "name NNLO's model file"),
+        ("mnist_arch.json", "keras.models.model_from_json"),
+        ("model.pkl", "a pickled model can run anything"),
+    ],
+)
+def test_what_is_no_model_file_is_explained(name, said, tmp_path):
+    values = {"model_file": name, "to": tmp_path / "s.toml", "from_script": None}
+    with pytest.raises(N3LOError, match=re.escape(said)):
+        import_nnlo(values)
+
+
+def test_the_gan_driver_has_studies_of_its_own(tmp_path):
+    values = {"to": tmp_path / "s.toml", "from_script": f"mpirun -np 3 {GAN} dummy.json a b"}
+    with pytest.raises(N3LOError, match=r"studies/calorimeter_gan_parameter_server\.toml"):
+        import_nnlo(values)
+    assert (ROOT / "studies/calorimeter_gan_parameter_server.toml").is_file()
+
+
+@pytest.mark.long  # test_first_ten_minutes.py does the same by the commands of a page
+@pytest.mark.campaign
+def test_the_two_examples_become_studies_that_plan_and_run(n3lo, tmp_path):
+    for name in ("mnist", "jedi"):
+        for file in (f"{name}_torch.py", f"run_{name}.sh"):
+            (tmp_path / file).write_text((STUDIES / file).read_text())
+        made = n3lo(
+            "import-nnlo", f"{name}_torch.py", "--from-script", f"run_{name}.sh",
+            "--to", f"{name}.toml", "--epochs", 1, env={"N3LO": str(ROOT)},
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+    jedi = load(tmp_path / "jedi.toml").study
+    assert jedi.data.targets == "jets[:, -6:-1]"
+    assert jedi.data.transforms == {"jetConstituentList": [{"name": "transpose", "axes": [2, 1]}]}
+    assert set(jedi.search.space) == {
+        f"model.args.{name}" for name in ("hidden", "De", "Do", "fr_act", "fo_act", "fc_act")
+    }
+    planned = n3lo("plan", "jedi.toml")
+    assert planned.returncode == 0, planned.stderr
+    assert "20 trials x 1 folds, evolution search" in planned.stdout
+    ran = n3lo("run", "mnist.toml", "--trials", 1)
+    assert ran.returncode == 0, ran.stderr
+    assert "t000-f0 done" in ran.stdout
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def row(option: Option) -> str:
+    default = "off" if option.default is False else f"`{option.default}`"
+    shown = "" if option.default in (None, "") else default
+    return f"| `{option.name}` | {shown} | {option.becomes} | {option.remark} |"
+
+
+def test_the_page_has_every_option_as_the_command_knows_it():
+    written = [
+        line for line in PAGE.splitlines() if re.match(r"\| `(--|model_json|train_data)", line)
+    ]
+    assert written == [row(option) for option in (*OF_TRAINING, *OF_OPTIMIZATION, *OF_GAN)]
+
+
+def test_the_page_has_every_variable():
+    for name, (becomes, remark) in ENVIRONMENT.items():
+        assert f"| `{name}` | {becomes} | {remark} |" in PAGE
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_example_of_the_page_is_what_the_command_writes(tmp_path, monkeypatch):
+    """All but the place of the data, and the GPU of the host."""
+    shown = re.search(r"```toml\n(# Made by.*?)```", PAGE, re.S)
+    assert shown is not None
+    monkeypatch.setenv("N3LO", str(ROOT))
+    monkeypatch.setattr(sys, "meta_path", [nnlo.Finder(), *sys.meta_path])  # skopt takes 2 s
+    for file in ("jedi_torch.py", "run_jedi.sh"):
+        (tmp_path / file).write_text((STUDIES / file).read_text())
+    to = tmp_path / "jedi.toml"
+    values = {"model_file": str(tmp_path / "jedi_torch.py"), "to": to, "ranks": None}
+    import_nnlo({**values, "from_script": str(tmp_path / "run_jedi.sh"), "driver": None})
+    made, example = tomllib.loads(to.read_text()), tomllib.loads(shown[1])
+    for content in (made, example):
+        del content["data"]["files"], content["layout"]["gpus_per_rank"]
+    assert example == made
