@@ -51,18 +51,19 @@ lint: $(VENV)/.python-installed
 docs: $(VENV)/.python-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The quick tests with the lowest versions that pyproject.toml allows, and with the newest there are.
-QUICK := -m pytest -m "not slurm and not browser and not campaign and not mpi and not long"
+# With the lowest versions that pyproject.toml allows, tests of what plans, searches, reads and shows;
+# with the newest there are, all quick tests.
+CORE := $(addprefix tests/test_,$(addsuffix .py,study contract space gaussian search surrogate ledger tables data flat observables search_figures machine_figures))
 lowest: $(VENV)/.python-installed
 	$(BIN)/python lowest_versions.py >$(VENV)/lowest.txt
 	$(PYTHON) -m venv $(VENV)/lowest
-	$(VENV)/lowest/bin/pip install --quiet --constraint $(VENV)/lowest.txt --editable '.[run,mpi,dev]'
-	$(VENV)/lowest/bin/python $(QUICK)
+	$(VENV)/lowest/bin/pip install --quiet --constraint $(VENV)/lowest.txt --editable '.[run,mpi,optuna]' pytest pyyaml
+	$(VENV)/lowest/bin/python -m pytest -m "not mpi and not long" $(CORE)
 
 newest:
 	$(PYTHON) -m venv $(VENV)/newest
 	$(VENV)/newest/bin/pip install --quiet --upgrade --editable '.[run,mpi,dev]'
-	$(VENV)/newest/bin/python $(QUICK)
+	$(VENV)/newest/bin/python -m pytest -m "not slurm and not browser and not campaign and not mpi and not long"
 
 bench: setup
 	$(BIN)/python benchmarks/jets_baseline.py

@@ -1,6 +1,6 @@
 """Print the lowest version that pyproject.toml allows of each library, as pip's constraints.
 
-`make lowest` sets up an environment of these and runs the quick tests in it.
+`make lowest` sets up an environment of these and runs tests in it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from sites.launchers import Shape
 from workflow.cache import ResultCache, TaskCache
 from workflow.pilots import Watch
 from workflow.plan import shape_of
+
+ANSWER_S = 120.0  # that Parsl's interchange may take; without a limit, for ever if it is gone
 
 
 class EngineError(Exception):
@@ -168,10 +171,17 @@ def loaded(
     config = site.config(shape, run_folder / "parsl", memoizer)
     try:
         with parsl.load(config) as kernel:
+            for executor in _pools(kernel):
+                client = executor.command_client
+                client.run = partial(client.run, timeout_s=ANSWER_S)
             try:
                 yield kernel
             finally:
                 broken(kernel)
+                # All is given back, and nothing need be asked for it: where a signal went to all
+                # processes of a job, the interchange may be ending, and would never answer.
+                for executor in _pools(kernel):
+                    executor.connected_managers = list
     finally:
         try:
             site.sweep(run_folder)
@@ -181,15 +191,20 @@ def loaded(
 
 def broken(kernel: Any) -> EngineError | None:
     """What is wrong with Parsl, if anything: it does not notice itself."""
-    for executor in kernel.executors.values():
-        interchange = getattr(executor, "interchange_proc", None)
-        if interchange is not None and interchange.poll() is not None:
+    for executor in _pools(kernel):
+        interchange = executor.interchange_proc
+        if interchange.poll() is not None:
             error = EngineError(f"Parsl's interchange ended with status {interchange.returncode}")
             # Or Parsl, at its end, would wait for an answer of the interchange for ever.
             if not executor.bad_state_is_set:
                 executor.set_bad_state_and_fail_all(error)
             return error
     return None
+
+
+def _pools(kernel: Any) -> list[Any]:
+    """The executors whose workers are other processes; Parsl has one of threads for itself."""
+    return [each for each in kernel.executors.values() if hasattr(each, "interchange_proc")]
 
 
 def _failure(error: BaseException) -> Failure:
