@@ -28,7 +28,7 @@ def test_every_key_of_every_section_says_what_it_means(section):
 
 
 @pytest.mark.parametrize(
-    ("path", "text"), [(SCHEMA, schema.text), (PAGE, schema.markdown)], ids=lambda each: str(each)
+    ("path", "text"), [(SCHEMA, schema.text), (PAGE, schema.markdown)], ids=["schema", "page"]
 )
 def test_the_schema_and_the_page_are_those_of_the_classes(path, text):
     """`N3LO_GOLDEN=write pytest tests/test_schema.py` writes them anew."""
