@@ -279,6 +279,7 @@ class Data(Section):
     copy_command: str | None = None  # "xrdcp {} {}"; None = $DATA_COPY_COMMAND, or a plain copy
     # By field, steps in order: "log1p", { name = "scale", by = 0.01 }; docs/data.md has them all.
     transforms: dict[str, Steps] = field(default_factory=dict)
+    reader: str | None = None  # "file.py:function" of a path -> arrays by name; None = by suffix
     collate: str | None = None  # "file.py:function" of a batch's inputs -> what the model gets
 
     def __post_init__(self) -> None:
@@ -301,11 +302,12 @@ class Data(Section):
             f"block_events: {self.block_events} is not at least 1",
         )
         check_transforms(self.transforms)
-        require(
-            self.collate is None or is_source(self.collate),
-            f"collate: '{self.collate}' is not of the form 'package.module:function' or "
-            "'file.py:function'",
-        )
+        for name, source in (("reader", self.reader), ("collate", self.collate)):
+            require(
+                source is None or is_source(source),
+                f"{name}: '{source}' is not of the form 'package.module:function' or "
+                "'file.py:function'",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -712,8 +714,9 @@ class TrainTask:
         content["model"]["source"] = without_folder(self.model.source)
         for name in ("loss", "metrics"):
             content["training"][name] = with_sources(content["training"][name], without_folder)
-        if self.data.collate is not None:
-            content["data"]["collate"] = self.data.collate.rpartition("/")[2]
+        for name in ("reader", "collate"):
+            if content["data"][name] is not None:
+                content["data"][name] = without_folder(content["data"][name])
         del content["training"]["tensorboard"]
         del content["layout"]["walltime_min"]
         if content["start"] is not None:

@@ -60,7 +60,7 @@ def of_study(data: Data) -> list[dict[str, Any]]:
         N3LOError: a file or a field cannot be read, or they do not fit each other.
     """
     fields = index_files(data).fields
-    return [of_file(path, fields) for path in data.files]
+    return [of_file(path, fields, data.reader) for path in data.files]
 
 
 def of_files(paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -75,9 +75,16 @@ def of_files(paths: Sequence[str]) -> list[dict[str, Any]]:
     return files
 
 
-def of_file(path: str, fields: Sequence[Field] | None = None) -> dict[str, Any]:
-    """What a file holds; `fields` are its arrays as a study uses them, None all that there are."""
-    with open_file(path) as source:
+def of_file(
+    path: str, fields: Sequence[Field] | None = None, reader: str | None = None
+) -> dict[str, Any]:
+    """What a file holds.
+
+    Args:
+        fields: its arrays as a study uses them; None = all that there are.
+        reader: `data.reader`.
+    """
+    with open_file(path, reader) as source:
         asked = fields or [_whole(name) for name in source.names]
         arrays = [of_array(source, field) for field in asked]
         lengths = {each["name"]: each["events"] for each in arrays if "error" not in each}

@@ -68,6 +68,7 @@ class Index:
     inputs: Fields
     targets: Fields
     block_events: int
+    reader: str | None = None  # `data.reader`
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -133,7 +134,7 @@ class Reader:
     def _dataset(self, path: str, field: Field) -> Rows:
         if (path, field.text) not in self._datasets:
             if path not in self._files:
-                self._files[path] = open_file(path)
+                self._files[path] = open_file(path, self._index.reader)
             self._datasets[path, field.text] = self._files[path].find(field.dataset, field.index)
         return self._datasets[path, field.text]
 
@@ -150,16 +151,18 @@ def index_files(data: Data) -> Index:
     Raises:
         N3LOError: a file or field is missing or unreadable, or they do not fit each other.
     """
-    with open_file(data.files[0]) as file:
+    reader = data.reader
+    with open_file(data.files[0], reader) as file:
         inputs = _fields(data.inputs, file, role="inputs")
         targets = _fields(data.targets, file, role="targets")
         chunks = _find(file, inputs.members[0]).chunks
     index = Index(
         files=tuple(data.files),
-        file_events=tuple(_num_events(path, inputs, targets) for path in data.files),
+        file_events=tuple(_num_events(path, reader, inputs, targets) for path in data.files),
         inputs=inputs,
         targets=targets,
         block_events=data.block_events or _block_events(chunks[0] if chunks else 1),
+        reader=reader,
     )
     if index.num_events == 0:
         raise N3LOError(f"data.files: there is no event in {', '.join(data.files)}")
@@ -280,10 +283,10 @@ def _find(file: Source, field: Field) -> Rows:
     raise N3LOError(f"{file.filename}: there is no '{name}', only {shown}{more}{hint}")
 
 
-def _num_events(path: str, inputs: Fields, targets: Fields) -> int:
+def _num_events(path: str, reader: str | None, inputs: Fields, targets: Fields) -> int:
     """The events of one file, after checking that it is like the first."""
     lengths: dict[str, int] = {}
-    with open_file(path) as file:
+    with open_file(path, reader) as file:
         for role, fields in (("inputs", inputs), ("targets", targets)):
             for field in fields.members:
                 here = _looked_up(file, field, role)

@@ -30,6 +30,7 @@ RUN = [
     pytest.param("jets_graph", "max", 0.35, marks=pytest.mark.long),  # 0.2
     pytest.param("jets_pyg", "max", 0.35, marks=pytest.mark.long),  # 0.2
     pytest.param("events", "min", 0.4, marks=pytest.mark.long),  # 0.50
+    pytest.param("multilabel", "max", 0.65, marks=pytest.mark.long),  # 0.5
     pytest.param("energy_regression", "min", 2.0, marks=pytest.mark.long),  # 3.07
 ]
 

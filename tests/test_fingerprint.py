@@ -36,6 +36,16 @@ def test_a_changed_line_of_the_model_is_noticed(digest, study_path):
     assert (after.data, after.code) == (before.data, before.code)
 
 
+@pytest.mark.parametrize("key", ["reader", "collate"])
+def test_a_changed_function_on_the_data_is_noticed(digest, study_path, edit, key):
+    edit("[data]", f'[data]\n{key} = "mine.py:function"')
+    mine = study_path.with_name("mine.py")
+    mine.write_text("def function(given):\n    return given\n")
+    before = digest()
+    mine.write_text("def function(given):\n    return 2 * given\n")
+    assert digest().model != before.model
+
+
 def test_a_changed_file_that_the_model_imports_is_noticed(digest, study_path):
     model = study_path.with_name("my_model.py")
     layers = study_path.with_name("my_layers.py")

@@ -21,12 +21,11 @@ SECTIONS = {
     for title, text in re.findall(r"^## (\d+\. [^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
 }
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
-PLANNED = {"4. NNLO's jets: JEDI-net"}  # they take minutes
+OF_ONE_EPOCH = {"4. NNLO's jets: JEDI-net"}  # which are not enough to learn
 
 
-def do(folder: Path, text: str) -> str:
-    """Write the files of a section, and type its commands; what they print."""
-    printed = []
+def do(folder: Path, text: str) -> None:
+    """Write the files of a section, and type its commands."""
     environment = {
         **os.environ,
         "N3LO": str(ROOT),
@@ -43,8 +42,6 @@ def do(folder: Path, text: str) -> str:
             cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        printed.append(done.stdout)
-    return "".join(printed)
 
 
 def test_there_are_the_ten_that_were_promised():
@@ -53,13 +50,12 @@ def test_there_are_the_ten_that_were_promised():
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_a_beginner_comes_to_a_finished_search(title, tmp_path):
-    printed = do(tmp_path, SECTIONS[title])
-    if title in PLANNED:
-        assert "trials x" in printed
-        return
+    do(tmp_path, SECTIONS[title])
     [run] = [path.parent for path in tmp_path.glob("runs/*/ledger.jsonl")]
     ledger = Ledger(run)
     assert set(ledger.tasks()["status"]) == {"done"}
+    if title in OF_ONE_EPOCH:
+        return
     learned = []
     for task in ledger.tasks()["folder"]:
         losses = ledger.history(*map(int, re.findall(r"\d+", task)))["val_loss"]

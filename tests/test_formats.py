@@ -150,7 +150,8 @@ def test_an_unknown_format_is_told_with_those_that_are_read(tmp_path):
     message = refused(path)
     assert message.endswith(
         "a.csv' is none of what is read: HDF5 (.h5, .hdf5, .hdf), NumPy (.npz, .npy), "
-        "Parquet (.parquet, .pq), ROOT (.root)"
+        "Parquet (.parquet, .pq), ROOT (.root); data.reader names a function of yours that reads "
+        "others"
     )
 
 
@@ -505,3 +506,77 @@ def test_a_frame_of_pytables_is_told_how_to_be_read(tmp_path):
         group["block0_values"] = X
     message = refused(tmp_path / "a.h5", inputs="pt")
     assert message.endswith("pandas.read_hdf('a.h5').to_parquet('frame.parquet')")
+
+
+# -- a format of the user's own --------------------------------------------------------------------
+
+READERS = """\
+import numpy as np
+
+
+def lines(path):
+    table = np.loadtxt(path, dtype="float32", comments="#")
+    return {"x": table[:, :3], "y": table[:, 3].astype("int64")}
+
+
+def broken(path):
+    raise ValueError("no header")
+
+
+def rows(path):
+    return [1, 2]
+
+
+def lists(path):
+    return {"x": [1, 2]}
+"""
+
+
+@pytest.fixture
+def texts(tmp_path) -> tuple[Path, Path]:
+    """The events in two files of text, and the file of the functions that read them."""
+    table = np.column_stack([X, Y])
+    for number, part in enumerate((table[:50], table[50:])):
+        np.savetxt(tmp_path / f"{number}.txt", part, fmt="%.9g", header="pt eta phi y")
+    (tmp_path / "readers.py").write_text(READERS)
+    return tmp_path / "0.txt", tmp_path / "1.txt"
+
+
+def own(texts, name: str) -> dict[str, str]:
+    return {"inputs": "x", "targets": "y", "reader": f"{texts[0].parent / 'readers.py'}:{name}"}
+
+
+def test_a_function_of_the_users_reads_other_formats(texts):
+    index = indexed(*texts, **own(texts, "lines"))
+    assert index.file_events == (50, 80)
+    x, y = read(index)
+    assert (x == X).all()
+    assert (y == Y).all()
+    x, y = read(indexed(*texts, **{**own(texts, "lines"), "inputs": "x[:, 1:]"}), np.array([60, 3]))
+    assert (x == X[[60, 3], 1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "'readers.py:broken' of '0.txt': ValueError: no header (readers.py line 10)"),
+        ("rows", "'readers.py:rows' of '0.txt': gives a list, not a table of arrays by name"),
+        ("lists", "'readers.py:lists' of '0.txt': 'x' is a list, not an array"),
+        ("other", "'readers.py:other': there is no 'other', only lines, broken, rows, lists"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told_in_a_line(texts, name, said):
+    assert said in refused(*texts, **own(texts, name))
+
+
+def test_a_study_finds_it_beside_its_file_and_data_check_uses_it(edit, n3lo, texts, tmp_path):
+    edit('files = ["events.h5"]', 'files = ["?.txt"]\nreader = "readers.py:lines"')
+    model = tmp_path / "my_model.py"
+    model.write_text(model.read_text().replace("(width, 2)", "(width, 3)"))
+    path = tmp_path / "small.toml"
+    checked = n3lo("data", "check", path)
+    assert checked.returncode == 0, checked
+    assert "0.txt: your own" in checked.stdout
+    planned = n3lo("plan", path)
+    assert planned.returncode == 0, planned
+    assert f"data: {EVENTS} events" in planned.stdout

@@ -70,7 +70,7 @@ def _read_memo(memo: Path) -> dict[str, list[int | str]]:
 
 
 def _of_model(file: StudyFile) -> str:
-    """Of the model, and of losses, metrics and a collate function that are not ours."""
+    """Of the model, and of losses, metrics, a reader and a collate function that are not ours."""
     starts = {model_file(file), *other_files(file)}
     paths = {path for start in starts for path in _with_local_imports(start)}
     return _digest(path.read_bytes() for path in sorted(paths))
@@ -86,7 +86,7 @@ def model_file(file: StudyFile) -> Path:
 
 
 def other_files(file: StudyFile) -> Iterator[Path]:
-    """The files of a study's losses, metrics and `data.collate`.
+    """The files of a study's losses and metrics, `data.reader` and `data.collate`.
 
     Those of a searched loss are among them.
 
@@ -98,8 +98,10 @@ def other_files(file: StudyFile) -> Iterator[Path]:
     for key, value in (("loss", losses), ("metrics", training.metrics)):
         for source in sources_of(value):
             yield source_file(file, source, "training", key)
-    if file.study.data.collate is not None:
-        yield source_file(file, file.study.data.collate, "data", "collate")
+    data = file.study.data
+    for key, source in (("reader", data.reader), ("collate", data.collate)):
+        if source is not None:
+            yield source_file(file, source, "data", key)
 
 
 def source_file(file: StudyFile, source: str, *key: str) -> Path:

@@ -125,8 +125,13 @@ class Planner:
         # What was fetched is a file like others; "aws s3 cp" would not copy it to a node.
         fetched = any(is_remote(name) for name in data.files)
         command = None if fetched else data.copy_command
-        collate = data.collate and self._absolute(data.collate)
-        return dataclasses.replace(data, files=files, copy_command=command, collate=collate)
+        return dataclasses.replace(
+            data,
+            files=files,
+            copy_command=command,
+            reader=data.reader and self._absolute(data.reader),
+            collate=data.collate and self._absolute(data.collate),
+        )
 
     def _training(self, training: Training) -> Training:
         return dataclasses.replace(

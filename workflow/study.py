@@ -64,6 +64,7 @@ MOST_COMBINATIONS = 1000  # of choices that are tried
 MOST_VALUES = 16  # of an integer, for each to be tried
 NOT_SEARCHABLE = (
     *("data.files", "data.folds", "data.fold_by", "data.transforms", "data.collate"),
+    "data.reader",
     *("training.metrics", "training.tensorboard"),
 )
 

@@ -24,8 +24,11 @@ FORMATS = {
 }
 
 
-def open_file(path: str) -> Source:
+def open_file(path: str, reader: str | None = None) -> Source:
     """For reading, by the end of its name.
+
+    Args:
+        reader: `data.reader`, which reads it instead.
 
     Raises:
         N3LOError: it is not there, is not to be read, or is of no format that is known.
@@ -36,8 +39,15 @@ def open_file(path: str) -> Source:
     suffix = Path(path).suffix.lower()
     kind, module, name = FORMATS.get(suffix, FORMATS[".h5"])
     try:
+        if reader is not None:
+            Path(path).stat()
+            own: Source = importlib.import_module("apps.formats.own").Own(path, reader)
+            return own
         if suffix not in FORMATS and not _is_hdf5(path):
-            raise N3LOError(f"{where} is none of what is read: {', '.join(kinds_read())}")
+            raise N3LOError(
+                f"{where} is none of what is read: {', '.join(kinds_read())}; data.reader names a "
+                "function of yours that reads others"
+            )
         source: Source = getattr(importlib.import_module(f"apps.formats.{module}"), name)(path)
     except FileNotFoundError as error:
         raise N3LOError(f"{where} does not exist") from error

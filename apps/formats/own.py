@@ -1,0 +1,76 @@
+"""Files in a format of the user's own, read by a function of theirs: `data.reader`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apps.contract import N3LOError
+from apps.formats.source import Source
+from apps.rows import Axes, Rows
+from apps.sources import describe, load_object, shown_source, source_file
+
+
+class Own(Source):
+    """What `reader(path)` gives: a table of arrays by name, or an open file that is one.
+
+    An array is NumPy's, or has `shape`, `dtype` and is sliced as one, so that only what is asked
+    for is read. If the table has a method `close`, it is called at the end.
+    """
+
+    kind = "your own"
+
+    def __init__(self, path: str, reader: str) -> None:
+        """
+        Raises:
+            N3LOError: the function is not there, fails, or gives something else.
+        """
+        super().__init__(path)
+        shown = f"{shown_source('data.reader', reader)} of '{Path(path).name}'"
+        read = load_object("data.reader", reader)
+        try:
+            self._table = read(path)
+        except Exception as error:  # a user's function can raise anything
+            raise N3LOError(f"{shown}: {describe(error, source_file(reader))}") from error
+        if not isinstance(self._table, Mapping):
+            raise N3LOError(
+                f"{shown}: gives a {type(self._table).__name__}, not a table of arrays by name, "
+                'such as {"x": x, "y": y}'
+            )
+        for name, values in self._table.items():
+            if not (hasattr(values, "shape") and hasattr(values, "dtype")):
+                raise N3LOError(
+                    f"{shown}: '{name}' is a {type(values).__name__}, not an array with shape and "
+                    "dtype; numpy.asarray makes one"
+                )
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._table)
+
+    def _open(self, name: str) -> Rows:
+        return _Sliced(self._table[name])
+
+    def close(self) -> None:
+        close = getattr(self._table, "close", None)
+        if close is not None:
+            close()
+
+
+class _Sliced:
+    """An array of the user's, as `Rows`."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+        self.shape, self.dtype = tuple(values.shape), np.dtype(values.dtype)
+        self.chunks = getattr(values, "chunks", None)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, index: Axes) -> np.ndarray:
+        rows = np.asarray(self._values[index[0]])
+        return rows[(slice(None), *index[1:])]
