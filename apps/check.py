@@ -148,7 +148,10 @@ def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batc
         with on_first_batch(task, index):
             outputs = call_model(task, experiment, index, batch)
             suited.check_outputs(losses, outputs, batch.targets, batch.num_events)
-        suited.check_values(losses, experiment.metrics, outputs, index)
+        own_names = [
+            each["name"] if isinstance(each, dict) else each for each in task.training.metrics
+        ]
+        suited.check_values(losses, own_names, outputs, index)
         if type(experiment) is Supervised:  # other frameworks say it in their words
             warnings += suited.of_outputs(losses, outputs, batch.targets)
         with on_first_batch(task, index):

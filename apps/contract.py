@@ -34,9 +34,9 @@ Plain = Any  # bool, int, float, str, or lists and dicts of them: what TOML and 
 # How the names of metrics end of which more is better, and of which less is.
 MAXIMISED = (
     *("accuracy", "auroc", "auc", "average_precision", "precision", "recall", "specificity"),
-    *("sensitivity", "efficiency", "purity", "f1", "f1_score", "f_beta_score", "jaccard_index"),
+    *("sensitivity", "f1", "f1_score", "f_beta_score", "jaccard_index"),
     *("r2", "r2_score", "explained_variance", "cohen_kappa", "matthews_corr_coef", "exact_match"),
-    *("negative_predictive_value", "corr_coef", "corrcoef", "cosine_similarity", "likelihood"),
+    *("negative_predictive_value", "cosine_similarity"),
 )
 MINIMISED = (
     *("loss", "error", "mse", "mae", "rmse", "mape", "distance", "divergence", "perplexity"),
@@ -317,7 +317,7 @@ class EarlyStopping(Section):
     metric: str = "val_loss"  # what is watched
     patience: int = 5  # epochs in a row without an improvement
     min_delta: float = 0.0  # what an improvement must exceed, in units of the metric
-    goal: Goal | None = None  # what is better; None = as the metric's name says
+    goal: Goal | None = None  # what is better; None = as its name says, where it does
 
     def __post_init__(self) -> None:
         require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
@@ -330,7 +330,7 @@ class Target(Section):
 
     metric: str  # what is watched
     value: float  # at which the training ends, in units of the metric
-    goal: Goal | None = None  # what is better; None = as the metric's name says
+    goal: Goal | None = None  # what is better; None = as its name says, where it does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +479,10 @@ class Training(Section):
         require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
         require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
         check_loss(self.loss)
+        require(
+            self.loss_weights is None or self.loss != OWN_LOSS,
+            "loss_weights: with loss = 'own' the model weighs its losses; leave it out",
+        )
         check_metrics(self.metrics)
         phases = self.phases
         for key, table, example in (

@@ -1,4 +1,4 @@
-"""From HDF5 files to batches: the folds, the order of an epoch, and each rank's part of it."""
+"""From data files to batches: the folds, the order of an epoch, and each rank's part of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -397,7 +398,8 @@ class FoldBatches:
         """The first events that are trained on, again from the first if there are too few."""
         trained = np.flatnonzero(self._is_training)[:num_events]
         events = np.resize(trained, num_events)
-        arrays = self.source.gather(events)
+        with closing(Reader(self.index, self.index.fields)) as reader:  # masters read no more
+            arrays = reader.gather(events)
         return make_batch(self.index, arrays, len(events), torch.device("cpu"))
 
     def training(self, epoch: int) -> Epoch:

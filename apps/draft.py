@@ -402,7 +402,8 @@ def _called(model: Any, values: Any, source: str) -> tuple[list[torch.Tensor] | 
     except Exception as error:  # noqa: BLE001  a user's model can raise anything
         return None, describe(error, source_file(source))
     outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-    number = len(values[0] if isinstance(values, list) else values)
+    parts = list(values.values()) if isinstance(values, dict) else values
+    number = len(parts[0] if isinstance(parts, list) else parts)
     for each in outputs:
         if not isinstance(each, torch.Tensor) or each.ndim == 0 or len(each) != number:
             return None, "it does not give a tensor with a row for each event"

@@ -133,8 +133,8 @@ def load(name: str, folder: Path, device: torch.device) -> Model:
     task, experiment = load_trained(folder, device)
     if not isinstance(experiment, Supervised):
         raise N3LOError(
-            f"{name}: '{task.model.source.rpartition(':')[2]}' is no supervised model, but several "
-            "networks with losses of their own: their outputs cannot be averaged"
+            f"{name}: '{task.model.source.rpartition(':')[2]}' brings its losses (training.loss = "
+            "'own'), so that it is not known how its outputs are to be averaged"
         )
     return Model(name, task, experiment, kept(TaskPaths(folder).transforms, task.data.transforms))
 
@@ -274,6 +274,8 @@ def names(targets: Any) -> dict[str, Key]:
 
 def named(values: Any, targets: Any) -> dict[str, Tensor]:
     """One or several outputs, under the names that they have in `predictions.h5`."""
+    if isinstance(targets, list) and isinstance(values, Tensor):  # one output, as in `pairs`
+        values = [values]
     return {name: values if key is None else values[key] for name, key in names(targets).items()}
 
 

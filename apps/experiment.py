@@ -33,6 +33,7 @@ from apps.sources import (
     load_object,
     odd_arguments,
     shown_source,
+    signature_of,
     source_file,
 )
 
@@ -389,13 +390,14 @@ def build_model(settings: Model) -> Any:
     shown = shown_source("model.source", settings.source)
     frameworks.choose_backend()
     make = load_object("model.source", settings.source)
-    check_arguments(inspect.signature(make), settings.args, f"model.args of {shown}")
+    signature = signature_of(make, shown)
+    check_arguments(signature, settings.args, f"model.args of {shown}")
     try:
         with frameworks.new_model():
             model = make(**settings.args)
     except Exception as error:
         reason = frameworks.remedy(error) or describe(error, source_file(settings.source))
-        odd = odd_arguments(inspect.signature(make), settings.args, "model.args")
+        odd = odd_arguments(signature, settings.args, "model.args")
         raise N3LOError(f"{shown}: {reason}{odd}") from error
     if not isinstance(model, nn.Module) and not hasattr(model, "experiment"):
         raise N3LOError(

@@ -260,7 +260,8 @@ def _looked_up(file: Source, field: Field, role: str) -> Field:
 
 def _dtype(raw: np.dtype[Any], shape: tuple[int, ...], role: str) -> np.dtype[Any]:
     """Numbers are float32; class numbers and indices (for an embedding) are int64."""
-    counts = raw.kind in "iu" and (shape == () if role == "targets" else raw != np.uint8)
+    kinds = "iub" if role == "targets" else "iu"  # yes or no are classes
+    counts = raw.kind in kinds and (shape == () if role == "targets" else raw != np.uint8)
     return np.dtype(np.int64) if counts else FLOAT32
 
 

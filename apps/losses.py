@@ -21,6 +21,7 @@ from apps.sources import (
     describe,
     load_object,
     shown_source,
+    signature_of,
     source_file,
 )
 
@@ -143,7 +144,9 @@ def class_numbers(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def alike(outputs: Tensor, targets: Tensor) -> Tensor:
     """Targets in the shape and type of the outputs; (B,) against (B, 1) would become (B, B)."""
-    if outputs.numel() != targets.numel():
+    ours, theirs = ([size for size in each.shape[1:] if size != 1] for each in (outputs, targets))
+    crossed = ours != theirs and len(ours) > 1 and len(theirs) > 1  # what is flat keeps its order
+    if outputs.numel() != targets.numel() or crossed:
         raise N3LOError(f"the model gives {shape(outputs)}, but the targets are {shape(targets)}")
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
@@ -249,7 +252,7 @@ def own_function(source: str, settings: dict[str, Plain], key: str) -> Callable[
     if not callable(made):
         raise N3LOError(f"{what}: is a {type(made).__name__}, not a function (outputs, targets)")
     if inspect.isclass(made):
-        check_arguments(inspect.signature(made), settings, what)
+        check_arguments(signature_of(made, what), settings, what)
         try:
             made, settings = made(**settings), {}
         except Exception as error:  # a user's class can raise anything
@@ -258,7 +261,7 @@ def own_function(source: str, settings: dict[str, Plain], key: str) -> Callable[
             raise N3LOError(f"{what}: has weights of its own, which no optimizer trains")
         return made
     arguments = {"outputs": None, "targets": None}
-    signature = inspect.signature(made)
+    signature = signature_of(made, what)
     names = list(signature.parameters)[:2]
     check_arguments(
         signature, dict(zip(names, arguments.values(), strict=False)) | settings, what, tuple(names)

@@ -199,6 +199,8 @@ class States(Metric):
         metric.reset()
         try:
             metric.update(*prepared)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise N3LOError(
                 f"training.metrics: '{self._kind}': {describe(error)}; outputs are "

@@ -173,6 +173,20 @@ def choose(where: str, name: str, choices: Mapping[str, T]) -> T:
     return choices[name]
 
 
+def signature_of(made: Any, what: str) -> inspect.Signature:
+    """
+    Raises:
+        N3LOError: it cannot be called, or does not tell what it takes, as functions in C do not.
+    """
+    try:
+        return inspect.signature(made)
+    except (TypeError, ValueError) as error:
+        raise N3LOError(
+            f"{what}: is a {type(made).__name__} whose arguments are not known; call it in a "
+            "function or a class of your own"
+        ) from error
+
+
 def check_arguments(
     signature: inspect.Signature, arguments: dict[str, Any], what: str, own: tuple[str, ...] = ()
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from apps.contract import N3LOError
+from apps.data import class_of_event
 from apps.hdf5 import Field, Index, Reader
 from apps.losses import OF_CLASSES, Key, Losses, pairs, shape
 from apps.transforms import form, tensor_of, transformed
@@ -125,7 +126,8 @@ def of_outputs(losses: Losses, outputs: Any, targets: Any) -> Iterator[str]:
                 f"training.loss{which}: 'cross_entropy' takes logits, and the model gives "
                 "probabilities (softmax); leave out the softmax, or learning is slow"
             )
-        if loss in ("nll_loss", "kl_div") and not bool(_close(output.detach().exp().sum(dim=1))):
+        of_logs = output.ndim > 1 and loss in ("nll_loss", "kl_div")
+        if of_logs and not bool(_close(output.detach().exp().sum(dim=1))):
             yield (
                 f"training.loss{which}: '{loss}' takes log-probabilities, and these are none; end "
                 "the model with log_softmax"
@@ -204,6 +206,13 @@ def check_values(losses: Losses, metrics: list[str], outputs: Any, index: Index)
             wrong = _wrong_values(loss, values, output, name_in(key, field), same)
             if wrong is None and "accuracy" in metrics and loss not in OF_CLASSES:
                 wrong = _wrong_for_accuracy(values, output, same)
+                several = loss in OF_YES_OR_NO and math.prod(output.shape[1:]) > 1
+                if wrong is None and several and class_of_event(index) is None:
+                    wrong = (
+                        "holds several yes or no for each event, and training.metrics 'accuracy' "
+                        "is of one class; take { name = 'torchmetrics:MultilabelAccuracy', "
+                        f"num_labels = {output.shape[1]} }}"
+                    )
         if wrong is not None:
             raise N3LOError(f"data.targets: '{name_in(key, field)}' {wrong}")
 

@@ -73,7 +73,9 @@ class Fitted(Step):
 
     def __call__(self, values: Tensor) -> Tensor:
         shift, rest, width = self._numbers(values.device)
-        moved = (values - shift - rest) / width
+        if not values.is_floating_point():  # float32 would round what is large before the shift
+            values = values.double()
+        moved = ((values - shift - rest) / width).float()
         return moved if self.ignore is None else torch.where(self._padding(values), values, moved)
 
     def fitted(self, batches: Iterable[Tensor]) -> Self:

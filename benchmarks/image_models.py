@@ -1,4 +1,4 @@
-"""ResNet-50, AlexNet and GoogLeNet on 1 to n ranks: images a second, as in seed 002.
+"""ResNet-50, AlexNet and GoogLeNet on 1 to n ranks: images a second.
 
     python benchmarks/image_models.py --ranks 1 2 4 8          # on a machine with GPUs, one a rank
     python benchmarks/image_models.py --size 64 --images 64 --batch 4 --classes 10     # anywhere

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from conftest import STUDY
 from made_runs import Made, make_run
@@ -46,7 +47,7 @@ def driven(monkeypatch) -> list[tuple]:
 
 def test_values_replace_what_the_file_says(folder):
     study = Study("small.toml", {"training.epochs": 3})
-    study.set({"model.args.width": 8})
+    study.set({"model.args.width": np.int64(8)})  # as a search of the user's own gives it
     assert study.file.study.training.epochs == 3
     assert study.file.study.model.args == {"width": 8}
     assert load(Path("small.toml")).study.training.epochs == 2
@@ -106,6 +107,7 @@ def test_a_run_is_a_session_of_the_command_with_the_same_words(folder, driven):
 def test_a_run_leaves_the_process_as_it_was(folder, driven, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv(runfolder.MARK, raising=False)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     before = dict(os.environ)
     Study("small.toml").run()
     assert dict(os.environ) == before
@@ -171,6 +173,22 @@ def test_a_run_is_looked_at_as_the_command_does(folder, driven, capsys):
     ]  # fmt: skip
     assert "Best trials" in capsys.readouterr().out
     assert set(study.history(trial=1)["fold"]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (lambda study: study.export("a.csv", table="nope"), "there is no table 'nope', only tasks"),
+        (lambda study: study.export("a", tracker="wandb"), "there is no tracker 'wandb', only opt"),
+        (lambda study: study.report(figures="f", format="gif"), "there is no format 'gif', only"),
+    ],
+    ids=["table", "tracker", "format"],
+)
+def test_a_word_that_is_not_known_is_told_with_those_that_are(folder, driven, what, said):
+    study = Study("small.toml")
+    study.run()
+    with pytest.raises(N3LOError, match=said):
+        what(study)
 
 
 def test_a_trained_network_that_is_not_there_is_one_line(folder, driven):

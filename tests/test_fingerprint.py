@@ -36,6 +36,18 @@ def test_a_changed_line_of_the_model_is_noticed(digest, study_path):
     assert (after.data, after.code) == (before.data, before.code)
 
 
+def test_a_changed_file_that_a_search_may_choose_is_noticed(digest, study_path, edit):
+    other = study_path.with_name("other.py")
+    other.write_text(study_path.with_name("my_model.py").read_text())
+    choice = (
+        '"model.source" = { type = "choice", values = ["my_model.py:Tagger", "other.py:Tagger"] }'
+    )
+    edit("[search.space]", f"[search.space]\n{choice}")
+    before = digest()
+    other.write_text(other.read_text().replace("ReLU", "SELU"))
+    assert digest().model != before.model
+
+
 @pytest.mark.parametrize("key", ["reader", "collate"])
 def test_a_changed_function_on_the_data_is_noticed(digest, study_path, edit, key):
     edit("[data]", f'[data]\n{key} = "mine.py:function"')

@@ -529,6 +529,12 @@ def rows(path):
 
 def lists(path):
     return {"x": [1, 2]}
+
+
+def tensors(path):
+    import torch
+
+    return {"x": torch.zeros(3)}
 """
 
 
@@ -562,7 +568,11 @@ def test_a_function_of_the_users_reads_other_formats(texts):
         ("broken", "'readers.py:broken' of '0.txt': ValueError: no header (readers.py line 10)"),
         ("rows", "'readers.py:rows' of '0.txt': gives a list, not a table of arrays by name"),
         ("lists", "'readers.py:lists' of '0.txt': 'x' is a list, not an array"),
-        ("other", "'readers.py:other': there is no 'other', only lines, broken, rows, lists"),
+        ("tensors", "'readers.py:tensors' of '0.txt': 'x' is a Tensor, not an array"),
+        (
+            "other",
+            "'readers.py:other': there is no 'other', only lines, broken, rows, lists, tensors",
+        ),
     ],
 )
 def test_what_is_wrong_with_it_is_told_in_a_line(texts, name, said):

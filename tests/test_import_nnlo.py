@@ -16,7 +16,8 @@ from conftest import ROOT
 from apps import nnlo_import
 from apps.contract import N3LOError
 from apps.models import nnlo
-from workflow.nnlo import command, script
+from workflow import preflight
+from workflow.nnlo import script
 from workflow.nnlo.command import import_nnlo
 from workflow.nnlo.convert import Past, draft_of
 from workflow.nnlo.draft import Draft, toml
@@ -257,6 +258,11 @@ def test_a_line_of_a_script_is_understood(text, ranks, tmp_path):
     assert line.words == ["--model", "m.py"]
 
 
+def test_a_line_may_be_longer_than_the_name_of_a_file():
+    line = f"mpirun -n 3 python TrainingDriver.py --model m.py --trial-name {300 * 'a'}"
+    assert script.read(line).num_ranks == 3
+
+
 def test_a_line_may_be_given_in_quotes():
     line = script.read("mpirun -np 4 python TrainingDriver.py --early 'val_loss,~<,4'")
     assert (line.driver, line.num_ranks) == (TRAINING, 4)
@@ -351,12 +357,11 @@ class Builder(ModelBuilder):
 def in_process(monkeypatch, tmp_path):
     """Look into model files here, and not in a process of its own, which must import torch."""
 
-    def facts(model_file, given):
-        lists = {"train": given["train_data"], "val": given["val_data"]}
-        names = {"features": given["features_name"], "labels": given["labels_name"]}
-        return json.loads(json.dumps(nnlo_import.look(str(model_file), lists, names)))
+    def look(program, request):
+        assert program == "nnlo_import"
+        return json.loads(json.dumps(nnlo_import.look(**request)))
 
-    monkeypatch.setattr(command, "_facts", facts)
+    monkeypatch.setattr(preflight, "look", look)
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield
@@ -389,6 +394,12 @@ def test_a_file_of_nnlo_is_imported_without_nnlo_and_without_a_gpu(tmp_path):
     assert adapter.collate(torch.tensor([3.0])).tolist() == [9.0]
     built = nnlo.adapted(nnlo.built_by(__import__("wrapped_net").Builder))()
     assert built(torch.ones(1, 3)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("option", ["--n-processes", "--n-masters", "--n-fold", "--block-size"])
+def test_a_number_of_ranks_below_one_is_one_line(option):
+    with pytest.raises(N3LOError, match=f"{option} 0 is not at least 1"):
+        drafted([option, "0"], *SEARCH)
 
 
 def test_nothing_of_the_users_is_written_over(tmp_path):

@@ -263,9 +263,18 @@ def test_each_mistake_is_one_line(folder, capsys, words, said):
 
 
 def test_arguments_are_read_as_toml_or_else_as_text():
-    given = ["width=64", "rate=1e-3", "pool=mean", "sizes=[1, 2]", "deep=true", "name='a'"]
+    given = [
+        "width=64",
+        "rate=1e-3",
+        "pool=mean",
+        "sizes=[1, 2]",
+        "deep=true",
+        "name='a'",
+        "day=2020-01-01",
+    ]
     assert init.args_of(given) == {
         "width": 64, "rate": 1e-3, "pool": "mean", "sizes": [1, 2], "deep": True, "name": "a",
+        "day": "2020-01-01",
     }  # fmt: skip
 
 
@@ -290,3 +299,5 @@ def test_toml_that_is_written_is_read_as_what_it_was():
         toml.text({"training": {"lr": float("nan")}})
     with pytest.raises(N3LOError, match="is a ndarray"):
         toml.text({"training": {"lr": np.zeros(2)}})
+    of_numpy = {"a": np.float64(0.1), "b": np.int64(3), "c": [np.float32(0.5)], "d": np.True_}
+    assert tomllib.loads(toml.text(of_numpy)) == {"a": 0.1, "b": 3, "c": [0.5], "d": True}

@@ -126,6 +126,14 @@ def test_class_numbers_are_taken_as_people_have_them(form):
         assert loss_of(name, outputs, targets) == pytest.approx(loss_of(name, outputs, CLASSES))
 
 
+def test_axes_in_another_order_are_no_targets_of_outputs():
+    outputs, targets = torch.zeros(4, 3, 2), torch.zeros(4, 2, 3)
+    with pytest.raises(N3LOError, match=r"gives \(B, 3, 2\), but the targets are \(B, 2, 3\)"):
+        Losses(Training(loss="mse"))(outputs, targets)
+    flat = torch.arange(24.0).view(4, 6)
+    assert Losses(Training(loss="mse"))(flat.view(4, 3, 2), flat) == 0
+
+
 def test_yes_and_no_may_be_two_classes():
     assert class_numbers(LOGITS[:, :2], torch.tensor([True, False, True, True])).tolist() == [
         *(1, 0, 1, 1),

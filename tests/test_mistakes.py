@@ -251,6 +251,15 @@ def test_classes_are_taken_as_people_have_them(report, y):
     report(PLAIN, y=y, training={"metrics": ["accuracy"]})
 
 
+def test_accuracy_of_several_labels_is_none_and_of_one_hot_classes_is(refused, report):
+    labels = np.stack([CLASSES == 0, CLASSES < 2, CLASSES > 0], axis=1).astype("float32")
+    asked = {"loss": "bce", "training": {"metrics": ["accuracy"]}}
+    message = refused(PLAIN, y=labels, **asked)
+    assert "holds several yes or no for each event" in message
+    assert "{ name = 'torchmetrics:MultilabelAccuracy', num_labels = 3 }" in message
+    report(PLAIN, y=np.eye(3, dtype="float32")[CLASSES], **asked)
+
+
 def test_accuracy_of_numbers_is_none(refused):
     said = refused(**linear(3, 1), y=NUMBERS, loss="mse", training={"metrics": ["accuracy"]})
     assert said.startswith("data.targets: 'y' holds 0 to 5, of which training.metrics 'accuracy'")
@@ -388,6 +397,19 @@ def test_a_file_that_does_not_come_to_an_end_is_named(refused, monkeypatch):
         "model.source was not imported and built after 0.3 s; does its file train, downlo" in said
     )
     assert "net.py line 6" in said
+
+
+def test_what_does_not_say_its_arguments_is_to_be_wrapped(refused):
+    source = PLAIN + "\n\nsimilar = torch.nn.functional.cosine_similarity\n"
+    message = refused(source, y=ROWS, loss="torch.nn.functional:cosine_similarity")
+    assert "whose arguments are not known; call it in a function or a class of your own" in message
+
+
+def test_a_metric_of_the_users_own_may_be_called_accuracy(report, tmp_path):
+    source = PLAIN + "\n\ndef accuracy(outputs, targets):\n    return outputs[:, 0]\n"
+    (tmp_path / "net.py").write_text(HEAD + source)
+    metrics = [f"{tmp_path / 'net.py'}:accuracy"]
+    report(source, y=ROWS * 5, loss="mse", training={"metrics": metrics})
 
 
 def test_an_argument_of_another_type_is_named(refused):

@@ -80,6 +80,16 @@ def test_normalise_takes_mean_and_deviation_of_the_training_events(jets, fold, p
     close(batch.inputs, (raw - trained.mean(axis=axes)) / trained.std(axis=axes))
 
 
+def test_large_whole_numbers_are_not_rounded_before_the_shift(tmp_path):
+    """Seconds since 1970, in float32, would be known to 128 s."""
+    seconds = 1_700_000_000 + np.arange(60) ** 2
+    file = write_h5(tmp_path / "times.h5", x=seconds, y=np.arange(60) % 2)
+    task = make_task([file], data={"transforms": {"x": ["normalise"]}, "folds": 2})
+    batch, _, fold_of_event = given(task, 0)
+    trained = seconds[trains(fold_of_event, 0)].astype(np.float64)
+    close(batch.inputs, (seconds - trained.mean()) / trained.std())
+
+
 @pytest.mark.parametrize("per", ["feature", "cell", "all"])
 def test_min_max_takes_the_extremes_of_the_training_events(jets, per):
     axes = {"feature": (0, 1), "cell": 0, "all": None}[per]

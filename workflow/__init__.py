@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ __all__ = ["PROGRAM", "Ledger", "N3LOError", "SiteError", "Study"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent  # or site-packages, where there is none
 # What a person types here, in front of a command.
-PROGRAM = "python run_workflow.py" if (CHECKOUT / "run_workflow.py").is_file() else "n3lo"
+_BY_FILE = Path(sys.argv[0]).name != "n3lo" and (CHECKOUT / "run_workflow.py").is_file()
+PROGRAM = "python run_workflow.py" if _BY_FILE else "n3lo"
 
 
 _PLACES = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,11 +107,15 @@ class Study:
         Raises:
             N3LOError: nothing in the data fits the model, or the file is there.
         """
+        for name in ("inputs", "targets"):
+            if isinstance(found.get(name), str):
+                found[name] = [found[name]]
         wanted = init.Wanted(model=model, data=data, **found)
-        with _in_lines(Path(runs)):
-            for line in init.write(wanted, Path(to), Path(runs)):
+        path, folder = Path(to).expanduser(), Path(runs).expanduser()
+        with _in_lines(folder):
+            for line in init.write(wanted, path, folder):
                 print(line)
-        return cls(to, runs=runs)
+        return cls(path, runs=folder)
 
     def set(self, values: Mapping[str, Plain]) -> None:
         """Replace values of the study by their dotted paths, as in {"training.epochs": 3}.
@@ -120,7 +125,7 @@ class Study:
         Raises:
             N3LOError: a value is wrong; then all stays as it was.
         """
-        changed = {**self.values, **values}
+        changed = {**self.values, **{name: toml.plain(each) for name, each in values.items()}}
         self.file = self._read(changed)
         self.values = changed
 
@@ -323,7 +328,8 @@ class Study:
             from workflow import exports
 
             view = self.view
-            exports.export(view.ledger, view.file, str(to), tracker, table)
+            target = os.path.expanduser(to)  # which may be an address
+            exports.export(view.ledger, view.file, target, tracker, table)
 
     def ensemble(self, best: int = 5, to: str | Path | None = None) -> None:
         """Average what the best trials give, and print what that gains."""
@@ -362,7 +368,8 @@ class Study:
         self, program: str, to: str | Path, task: tuple[int | None, int], words: Sequence[str]
     ) -> None:
         trial, fold = task
-        what = commands.Use(program=program, to=Path(to), trial=trial, fold=fold, words=words)
+        path = Path(to).expanduser()
+        what = commands.Use(program=program, to=path, trial=trial, fold=fold, words=words)
         with _in_lines(self.runs):
             commands.use(self.view, what)
 

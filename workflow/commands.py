@@ -26,6 +26,9 @@ def view_of(path: Path, runs: Path) -> View:
     return View(opened[0].folder, opened)
 
 
+FORMATS = ("pdf", "png", "svg")  # of figures
+
+
 # -- report ----------------------------------------------------------------------------------------
 
 
@@ -41,6 +44,8 @@ class Pages:
     def __post_init__(self) -> None:
         if self.format is not None and self.figures is None:
             raise N3LOError(f"--format {self.format} is that of figures: add --figures FOLDER")
+        if self.format not in (None, *FORMATS):
+            raise N3LOError(f"there is no format '{self.format}', only {', '.join(FORMATS)}")
 
 
 def report(view: View, pages: Pages) -> list[Path]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from apps.contract import write_json
 from workflow import study, trained
+from workflow.plan import absolute
 from workflow.whole import check_file
 
 NEEDS = ("h5py",)
@@ -35,7 +36,9 @@ def _data_of(path: Path, runs: Path, to: Path) -> Path:
     """Write the section [data] of a study, with its files as they are found."""
     file = study.load(path)
     files = [str(each) for each in file.data_files(runs / "cache" / "data")]
-    write_json(to, dataclasses.asdict(dataclasses.replace(file.study.data, files=files)))
+    reader = file.study.data.reader
+    found = {"files": files, "reader": reader and absolute(file, reader)}
+    write_json(to, dataclasses.asdict(file.study.data) | found)
     return to
 
 

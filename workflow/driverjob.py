@@ -37,7 +37,7 @@ def submit(file: StudyFile, site: Batch, runs: Path, command: list[str]) -> int:
     look = shlex.join([*PROGRAM.split(), "status", str(file.path), "--runs", str(runs)])
     terminal().print(
         f"job {job} was submitted to {site.system} and will run the study; its output goes to "
-        f"{folder / JOBS}; to look, once it runs: python {look}",
+        f"{folder / JOBS}; to look, once it runs: {look}",
         soft_wrap=True,
     )
     return 0

@@ -10,14 +10,15 @@ import hashlib
 import json
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import apps
 from apps.contract import Fingerprint, N3LOError, sources_of, write_json
 from workflow import extras
-from workflow.space import Choice
+from workflow.space import Choice, Dimension
 from workflow.study import StudyFile
 
 _INSTALLED = tuple(
@@ -88,13 +89,15 @@ def model_file(file: StudyFile) -> Path:
 def other_files(file: StudyFile) -> Iterator[Path]:
     """The files of a study's losses and metrics, `data.reader` and `data.collate`.
 
-    Those of a searched loss are among them.
+    Those that a search may put in place of the model's or the loss's are among them.
 
     Raises:
         N3LOError: there is no such file or module.
     """
-    training, searched = file.study.training, file.study.search.space.get("training.loss")
-    losses = [training.loss, *(searched.values if isinstance(searched, Choice) else ())]
+    training, space = file.study.training, file.study.search.space
+    for source in _searched(space, "model.source"):
+        yield source_file(file, source, "model", "source")
+    losses = [training.loss, *_searched(space, "training.loss")]
     for key, value in (("loss", losses), ("metrics", training.metrics)):
         for source in sources_of(value):
             yield source_file(file, source, "training", key)
@@ -102,6 +105,16 @@ def other_files(file: StudyFile) -> Iterator[Path]:
     for key, source in (("reader", data.reader), ("collate", data.collate)):
         if source is not None:
             yield source_file(file, source, "data", key)
+
+
+def _searched(space: Mapping[str, Dimension], key: str) -> list[Any]:
+    """What choices may put at a key, or below it."""
+    return [
+        value
+        for path, each in space.items()
+        if isinstance(each, Choice) and f"{path}.".startswith(f"{key}.")
+        for value in each.values
+    ]
 
 
 def source_file(file: StudyFile, source: str, *key: str) -> Path:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ def write(wanted: Wanted, to: Path, runs: Path) -> list[str]:
     if to.exists():
         raise N3LOError(f"'{to}' is there already, and is left as it is; --to FILE writes another")
     whole.check_file(to)
+    to.parent.mkdir(parents=True, exist_ok=True)  # data files are looked for from there
     found = preflight.look("draft", _request(wanted))
     text = compose(wanted, found, to)
     file = parse(text, to)
@@ -66,9 +69,10 @@ def args_of(texts: Sequence[str]) -> dict[str, Plain]:
         if not (name.isidentifier() and equals):
             raise N3LOError(f"--arg {text}: write it as NAME=VALUE, such as width=64")
         try:
-            args[name] = tomllib.loads(f"value = {value}")["value"]
+            read = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            args[name] = value
+            read = value
+        args[name] = value if isinstance(read, date | time) else read  # a study has neither
     return args
 
 
@@ -290,4 +294,5 @@ def _said(
     for warning in checked["warnings"]:
         yield f"warning: {warning}"
     yield f"written: {to}"
-    yield f"next: n3lo plan {to}, then n3lo run {to}"
+    typed = shlex.quote(str(to))
+    yield f"next: n3lo plan {typed}, then n3lo run {typed}"

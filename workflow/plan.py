@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,7 @@ class Planner:
             fold=fold,
             seed=_seed(study.seed, _TASK, root, fold),
             split_seed=_seed(study.seed, _SPLIT),
-            model=dataclasses.replace(study.model, source=self._absolute(study.model.source)),
+            model=dataclasses.replace(study.model, source=absolute(self.file, study.model.source)),
             data=self._data(study.data),
             training=self._training(study.training),
             layout=study.layout,
@@ -129,23 +130,25 @@ class Planner:
             data,
             files=files,
             copy_command=command,
-            reader=data.reader and self._absolute(data.reader),
-            collate=data.collate and self._absolute(data.collate),
+            reader=data.reader and absolute(self.file, data.reader),
+            collate=data.collate and absolute(self.file, data.collate),
         )
 
     def _training(self, training: Training) -> Training:
+        make_absolute = partial(absolute, self.file)
         return dataclasses.replace(
             training,
-            loss=with_sources(training.loss, self._absolute),
-            metrics=with_sources(training.metrics, self._absolute),
+            loss=with_sources(training.loss, make_absolute),
+            metrics=with_sources(training.metrics, make_absolute),
         )
 
-    def _absolute(self, source: str) -> str:
-        """The ranks run in another folder: "my_model.py:Tagger" with its full path."""
-        path, _, name = source.partition(":")
-        if not path.endswith(".py"):
-            return source
-        return f"{(self.file.path.parent / Path(path).expanduser()).resolve()}:{name}"
+
+def absolute(file: StudyFile, source: str) -> str:
+    """The ranks run in another folder: "my_model.py:Tagger" with its full path."""
+    path, _, name = source.partition(":")
+    if not path.endswith(".py"):
+        return source
+    return f"{(file.path.parent / Path(path).expanduser()).resolve()}:{name}"
 
 
 def fitted(

@@ -222,9 +222,9 @@ def text() -> str:
 
 
 def write_beside(study: Path) -> None:
-    """Write the schema that a study's first line names, unless there is one."""
+    """Write the schema that a study's first line names, unless there is one of somebody else's."""
     path = study.with_name(NAME)
-    if not path.exists():
+    if not path.exists() or f'"title": "{TITLE}"' in path.read_text(encoding="utf-8"):
         whole.write_whole(path, text())
 
 

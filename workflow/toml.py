@@ -20,6 +20,7 @@ def value(of: Any, where: str = "") -> str:
     Raises:
         N3LOError: TOML, or a study, has no such value.
     """
+    of = plain(of)
     if isinstance(of, bool):
         return "true" if of else "false"
     if isinstance(of, str):  # JSON's texts are TOML's, but for the one character that it leaves
@@ -39,6 +40,11 @@ def value(of: Any, where: str = "") -> str:
         f"{where or 'a study'}: {of!r} is a {type(of).__name__}; a study holds numbers that are "
         "finite, texts, true or false, and lists and tables of them"
     )
+
+
+def plain(of: Any) -> Any:
+    """A number of NumPy or pandas as Python's."""
+    return of.item() if hasattr(of, "item") and getattr(of, "shape", None) == () else of
 
 
 def key(name: str) -> str:

@@ -41,10 +41,10 @@ class Own(Source):
                 'such as {"x": x, "y": y}'
             )
         for name, values in self._table.items():
-            if not (hasattr(values, "shape") and hasattr(values, "dtype")):
+            if not _is_array(values):
                 raise N3LOError(
-                    f"{shown}: '{name}' is a {type(values).__name__}, not an array with shape and "
-                    "dtype; numpy.asarray makes one"
+                    f"{shown}: '{name}' is a {type(values).__name__}, not an array as NumPy has "
+                    "them; numpy.asarray makes one"
                 )
 
     @property
@@ -58,6 +58,14 @@ class Own(Source):
         close = getattr(self._table, "close", None)
         if close is not None:
             close()
+
+
+def _is_array(values: Any) -> bool:
+    try:
+        np.dtype(values.dtype)
+        return isinstance(tuple(values.shape), tuple)
+    except (AttributeError, TypeError):  # also of types that NumPy has not, as torch's
+        return False
 
 
 class _Sliced:

@@ -14,6 +14,7 @@ from workflow.exports.mlflow_runs import write_mlflow
 from workflow.exports.optuna_study import write_optuna
 from workflow.ledger import Ledger
 from workflow.study import StudyFile
+from workflow.tables import TABLES
 
 TRACKERS = {
     "optuna": write_optuna,
@@ -42,6 +43,9 @@ def export(
         N3LOError: there is no such kind of file, or it cannot be replaced.
         ModuleNotFoundError: a library is not installed.
     """
+    for what, given, there in (("tracker", tracker, TRACKERS), ("table", table, TABLES)):
+        if given is not None and given not in there:
+            raise N3LOError(f"there is no {what} '{given}', only {', '.join(there)}")
     if tracker is None:
         write_tables(ledger, Path(target), table)
     elif table is not None:

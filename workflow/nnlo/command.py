@@ -6,16 +6,12 @@ import json
 import keyword
 import os
 import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apps.contract import N3LOError, read_json, write_json
-from sites.base import threads
-from workflow import extras, whole
+from apps.contract import N3LOError
+from workflow import preflight, whole
 from workflow.nnlo import script
 from workflow.nnlo.convert import Past, blocks_of, draft_of, too_many_ranks
 from workflow.nnlo.options import GAN, OPTIMIZATION, TRAINING, Given, parse
@@ -62,7 +58,7 @@ def import_nnlo(values: Mapping[str, Any]) -> list[str]:
     typed = Given(values)
     given = Given({**of_line, **{key: values[key] for key in values if typed.has(key)}})
     model_file = _model_file(given)
-    facts = _facts(model_file, given)
+    facts = preflight.look("nnlo_import", _request(model_file, given))
     driver = DRIVERS.get(values["driver"] or "") or (line.driver if line is not None else None)
     past = Past(
         driver=driver or (OPTIMIZATION if facts["parameters"] else TRAINING),
@@ -109,34 +105,13 @@ def _model_file(given: Given) -> Path:
     return path
 
 
-def _facts(model_file: Path, given: Given) -> dict[str, Any]:
-    """What `apps.nnlo_import` finds in the model file."""
-    extras.require(*extras.OF_PROGRAMS)
-    with tempfile.TemporaryDirectory(prefix="n3lo-") as folder:
-        request, report = Path(folder, "request.json"), Path(folder, "report.json")
-        content = {
-            "file": str(model_file),
-            "lists": {"train": given["train_data"], "val": given["val_data"]},
-            "names": {"features": given["features_name"], "labels": given["labels_name"]},
-        }
-        write_json(request, content)
-        process = subprocess.run(
-            [sys.executable, "-P", "-m", "apps.nnlo_import", str(request), str(report)],
-            env={**os.environ, **threads(1)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not report.exists():
-            said = process.stderr.strip().splitlines() or ["no output"]
-            raise N3LOError(
-                f"importing '{model_file}' ended with status {process.returncode}: {said[-1]}"
-            )
-        facts: dict[str, Any] = read_json(report)
-    if "error" in facts:
-        raise N3LOError(facts["error"])
-    return facts
+def _request(model_file: Path, given: Given) -> dict[str, Any]:
+    """What `apps.nnlo_import` is asked of the model file."""
+    return {
+        "file": str(model_file),
+        "lists": {"train": given["train_data"], "val": given["val_data"]},
+        "names": {"features": given["features_name"], "labels": given["labels_name"]},
+    }
 
 
 def _write(past: Past, model_file: Path, to: Path) -> list[str]:
@@ -147,6 +122,10 @@ def _write(past: Past, model_file: Path, to: Path) -> list[str]:
     place = os.path.relpath(used.resolve(), folder)
     collate = None if knows_features else f"{place}:collate"
     draft = draft_of(past, f"{place}:get_model", collate, folder)
+    if to.exists() and to.read_text(encoding="utf-8", errors="replace") != draft.text:
+        raise N3LOError(
+            f"'{to}' is there, and was changed or made from other options; --to FILE writes another"
+        )
     if needs_adapter:
         _write_adapter(used, model_file, facts, past.given["loss"])
     whole.write_whole(to, draft.text)

@@ -79,6 +79,9 @@ def blocks_of(past: Past) -> Blocks:
         N3LOError: NNLO would not have run with these numbers.
     """
     given, ranks = past.given, past.num_ranks
+    for key in ("n_masters", "n_processes", "block_size", "n_fold"):
+        if given[key] < 1:
+            raise N3LOError(f"--{key.replace('_', '-')} {given[key]} is not at least 1")
     masters, per_worker = given["n_masters"], given["n_processes"]
     at_once, size = 1, ranks
     if past.searches:

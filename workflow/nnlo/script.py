@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ def read(given: str) -> Line:
         N3LOError: there is none.
     """
     path = Path(given)
-    if not any(name in given for name in DRIVERS) or path.is_file():
+    if not any(name in given for name in DRIVERS) or os.path.isfile(given):  # no long line is
         try:
             given = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
