@@ -352,6 +352,19 @@ def test_lists_that_differ_after_the_first_row_group_are_told(tmp_path):
     assert "'x' has 1 values in event 20, and 2 in the first" in refused(tmp_path / "a.parquet")
 
 
+def test_lists_that_are_of_one_length_by_chance_are_padded_as_others(tmp_path):
+    """In one file, in its first row group; another file shows that they are not."""
+    for number, x in enumerate([[[1.0, 2.0], [3.0, 4.0], [5.0]], [[6.0], [7.0, 8.0, 9.0]]]):
+        table = pa.table({"x": x, "z": x, "y": np.zeros(len(x))})
+        parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=2)
+    files = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    expected = [[1, 2, 0], [3, 4, 0], [5, 0, 0], [6, 0, 0], [7, 8, 9]]
+    x, _ = read(indexed(*files, inputs="x[:, :3]"))
+    assert x.tolist() == expected
+    both, _ = read(indexed(*files, inputs="(x, z)[:, :3]"))
+    assert both[:, :, 1].tolist() == expected
+
+
 # -- events with different numbers of values -------------------------------------------------------
 
 JAGGED = [[1.0, 2.0, 3.0], [], [4.0], [5.0, 6.0]]

@@ -42,8 +42,7 @@ class Parquet(Source):
             )
         sizes = self._sizes(name)
         if sizes is None:
-            inner = self._lists(name, 0)[1].shape[1:]
-            return Jagged(self._starts, inner, dtype, lambda number: self._lists(name, number))
+            return self._jagged(name, dtype)
 
         def decode(number: int) -> np.ndarray:
             counts, values = self._lists(name, number)
@@ -59,6 +58,18 @@ class Parquet(Source):
             return values.reshape(len(counts), *sizes)
 
         return Runs(self._starts, sizes, dtype, decode)
+
+    def _lists_of(self, name: str) -> Jagged | None:
+        kind = self._schema.field(name).type
+        dtype = _arrow_number(kind)
+        of_any_length = hasattr(kind, "value_type") and not hasattr(kind, "list_size")
+        if dtype is None or not of_any_length or len(self._starts) == 1:
+            return None
+        return self._jagged(name, dtype)
+
+    def _jagged(self, name: str, dtype: np.dtype[Any]) -> Jagged:
+        inner = self._lists(name, 0)[1].shape[1:]
+        return Jagged(self._starts, inner, dtype, lambda number: self._lists(name, number))
 
     def _sizes(self, name: str) -> tuple[int, ...] | None:
         """The shape of an event: by its first row group, where the type does not say it."""

@@ -36,6 +36,10 @@ class Source(ABC):
     def _open(self, name: str) -> Rows | Jagged:
         """One of them."""
 
+    def _lists_of(self, name: str) -> Jagged | None:
+        """An array whose events may have different numbers of values, though they happen not to."""
+        return None
+
     @abstractmethod
     def close(self) -> None: ...
 
@@ -59,10 +63,10 @@ class Source(ABC):
             KeyError: there is none of that name.
             N3LOError: it cannot be read as numbers.
         """
-        rows = self.rows(text)
+        length = needed_length(axes)
+        rows = self._rows(text, as_lists=length is not None)
         if not isinstance(rows, Jagged):
             return rows
-        length = needed_length(axes)
         if length is None:
             raise N3LOError(
                 f"{self.filename}: '{text}' has a different number of values in each event; say "
@@ -72,8 +76,12 @@ class Source(ABC):
 
     def rows(self, text: str) -> Rows | Jagged:
         """The same, before events get one length."""
+        return self._rows(text, as_lists=False)
+
+    def _rows(self, text: str, as_lists: bool) -> Rows | Jagged:
         if self.has(text):
-            rows = self._open(text)
+            rows = self._lists_of(text) if as_lists else None
+            rows = self._open(text) if rows is None else rows
             if not isinstance(rows, Jagged):
                 self._check(text, rows)
             return rows
@@ -81,7 +89,7 @@ class Source(ABC):
         if names is None:
             raise KeyError(text)
         try:
-            return stack({name: self.rows(name) for name in names})
+            return stack({name: self._rows(name, as_lists) for name in names})
         except ValueError as error:
             raise N3LOError(f"{self.filename}: '{text}': {error}") from None
 
