@@ -114,6 +114,8 @@ def driver(tmp_path) -> Iterator[Callable[[], None]]:
 def open_tab(page: Page, name: str) -> Locator:
     """Open a tab of the monitor; its first figure."""
     page.get_by_role("tab", name=name, exact=True).click()
+    opened = page.locator(".jupyter-widget-tab .lm-mod-current", has_text=name)
+    expect(opened).to_be_visible()  # or what is seen would be of the tab before
     return page.locator(".js-plotly-plot:visible .main-svg").first
 
 
@@ -173,7 +175,7 @@ def test_the_notebook_in_jupyterlab_follows_a_run_until_its_end(seen, serve, dri
 
 def test_the_notebook_is_a_page_by_voila_which_keeps_what_the_user_did(seen, serve, tmp_path):
     """The folder is one of several; another task ends while the picture is zoomed."""
-    run = make_run(tmp_path / "runs" / "made", Made(num_trials=8))
+    run = make_run(tmp_path / "runs" / "made", Made(num_trials=9, failed=(2,)))
     rows = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(rows[:-1]))  # the end of the last task
     seen.goto(serve("voila", "--Voila.ip=127.0.0.1", str(NOTEBOOK), run=run.parent))
@@ -193,6 +195,13 @@ def test_the_notebook_is_a_page_by_voila_which_keeps_what_the_user_did(seen, ser
     first = "document.querySelector('.js-plotly-plot')"
     seen.wait_for_function(f"before => ({points})({first}) > before", arg=before)
     assert figure.evaluate("figure => figure.layout.xaxis.range") == zoomed
+    for tab in ("Overview", "Search space", "Machine", "Failures"):
+        expect(open_tab(seen, tab)).to_be_visible()
+        # All of them, also one of no height at all, which is not "visible".
+        seen.wait_for_function(
+            "[...document.querySelectorAll('.js-plotly-plot')].filter(each => each.offsetParent)"
+            ".every(each => each.getBoundingClientRect().height > 200)"
+        )
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["a-run", "nothing-finished"])

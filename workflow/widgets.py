@@ -58,6 +58,8 @@ function render({ model, el }) {
         const range = place.layout[axis]?.range;
         if (range) Object.assign((figure.layout[axis] ??= {}), { range, autorange: false });
       }
+      // Where it fits a width, plotly takes its height from the place.
+      place.style.height = `${figure.layout.height ?? 0}px`;
       await plotly.react(place, figure.data, figure.layout, config);
       axes ??= zoomed(place);
     }).catch(console.error);
