@@ -266,26 +266,27 @@ def words_of(name: str, *settings: str) -> list[str]:
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize(
+    "name", ["polaris", pytest.param("summit", marks=pytest.mark.long)], ids=str
+)
 def test_a_driver_in_a_job_gives_the_same_ledger_as_one_on_this_host(
-    n3lo, study_path, tmp_path, queue
+    n3lo, study_path, edit, tmp_path, queue, name
 ):
+    edit("num_trials = 3", "num_trials = 2")
     here = n3lo(study_path, "--set", "cores=2", "--runs", "here")
     assert here.returncode == 0, here
     expected = Ledger(tmp_path / "here" / "small").tasks()
-    for name, settings in {
-        "polaris": [f"setup=export PATH={STANDINS / 'pbs'}:$PATH STANDIN_QUEUE={queue}"],
-        "summit": [],
-    }.items():
-        driver = (study_path, "--runs", name, *words_of(name, *settings), "--driver-in-job")
-        submitted = n3lo(*driver)
-        assert submitted.returncode == 0, submitted
-        assert " was submitted to " in submitted.stdout
-        machine = sites.get(name, {"account": "hep101", "nodes": "1", "walltime_min": "10"})
-        wait_until(lambda: not machine.queued())  # noqa: B023  it is called at once
-        said = [path.read_text() for path in (tmp_path / name / "small" / "jobs").glob("*out")]
-        table = Ledger(tmp_path / name / "small").tasks()
-        assert set(table["status"]) == {"done"}, said
-        pd.testing.assert_frame_equal(table[COLUMNS], expected[COLUMNS])
+    of_pbs = f"setup=export PATH={STANDINS / 'pbs'}:$PATH STANDIN_QUEUE={queue}"
+    words = words_of(name, *([of_pbs] if name == "polaris" else []))
+    submitted = n3lo(study_path, "--runs", name, *words, "--driver-in-job")
+    assert submitted.returncode == 0, submitted
+    assert " was submitted to " in submitted.stdout
+    machine = sites.get(name, {"account": "hep101", "nodes": "1", "walltime_min": "10"})
+    wait_until(lambda: not machine.queued())
+    said = [path.read_text() for path in (tmp_path / name / "small" / "jobs").glob("*out")]
+    table = Ledger(tmp_path / name / "small").tasks()
+    assert set(table["status"]) == {"done"}, said
+    pd.testing.assert_frame_equal(table[COLUMNS], expected[COLUMNS])
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float = 120) -> None:

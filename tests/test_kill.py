@@ -64,10 +64,11 @@ def ranks(tmp_path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long  # test_slurm_proofs.py does it ten times, there
 def test_a_driver_killed_at_random_moments_loses_nothing(start, n3lo, study_path, tmp_path):
     moments = random.Random(7)
     done: set[tuple[int, int]] = set()
-    for _ in range(4):
+    for _ in range(3):
         driver = start("--set", "cores=2")
         time.sleep(moments.uniform(2, 14))
         driver.kill()

@@ -20,7 +20,7 @@ from workflow.ledger import Ledger
 
 pytestmark = pytest.mark.campaign
 
-NUM_TRIALS = 3
+NUM_TRIALS = 2
 
 
 def run(folder) -> subprocess.CompletedProcess:
@@ -59,7 +59,7 @@ def test_the_best_trial_beats_chance_and_a_logistic_regression_on_the_same_folds
     best = ledger.trials()["score"].max()
     baseline = np.mean(logistic_regression(TaskPaths(ledger.folder / "t000-f0").task))
     print(f"best trial {best:.3f}, logistic regression {baseline:.3f}, chance 0.200")
-    assert best > 0.58
+    assert best > 0.55
     assert best > baseline + 0.1
 
 

@@ -23,7 +23,7 @@ STUDIES = {path.stem: path for path in sorted((ROOT / "studies" / "parallel").gl
 
 # These go from strategy to strategy; whole trainings under each are tested in
 # test_parallel_training.py and test_central_training.py.
-RUN = (pytest.param("algorithms", marks=pytest.mark.long), "spectrum")
+RUN = ("algorithms", "spectrum")
 
 
 FEWER = {"algorithms": 4, "spectrum": 4}  # trials, which have three strategies
@@ -42,6 +42,7 @@ def test_an_example_fits_its_model_and_data(name):
     assert report["warnings"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUN)
 def test_an_example_runs_to_its_end_and_learns(name, tmp_path):
     wanted = tomllib.loads(STUDIES[name].read_text())["search"]["num_trials"]

@@ -40,13 +40,14 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.campaign
 def test_a_study_gives_the_same_ledger_on_this_host_on_polaris_and_on_titan(
-    n3lo, study_path, tmp_path, queue
+    n3lo, study_path, edit, tmp_path, queue
 ):
     """On stand-ins, which check that no two tasks have the same cores, GPUs or nodes."""
     machines = {
         "polaris": ("nodes=1", "cores_per_node=2"),
         "titan": ("nodes=2",),
     }
+    edit("num_trials = 3", "num_trials = 2")
     here = n3lo(study_path, "--set", "cores=2", "--runs", "here")
     assert here.returncode == 0, here
     expected = Ledger(tmp_path / "here" / "small").tasks()

@@ -1,6 +1,6 @@
 """Search methods run real studies: their examples in studies/search, on the shipped jets.
 
-In CI those whose trials go on from others. `make long` runs all.
+In CI the one whose trials go on from others. `make long` runs all.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def start(name: str, runs) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-IN_CI = ("halving", "population")
+IN_CI = ("halving",)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,7 @@ def test_a_promoted_trial_went_on_from_its_parents_last_epoch(finished):
     assert ledger.trials()["training.epochs"].max() == 9
 
 
+@pytest.mark.long
 def test_the_members_of_a_population_are_trained_in_full(finished):
     trials = finished("population").trials()
     last = trials[trials["step"] == 2]
@@ -140,7 +141,7 @@ def test_the_users_first_point_is_the_first_trial(finished):
     assert finished("bayesian").trials()["training.optimizer.lr"].iloc[0] == 3e-3
 
 
-@pytest.mark.parametrize("name", ["halving", "population"])
+@pytest.mark.parametrize("name", ["halving", pytest.param("population", marks=pytest.mark.long)])
 def test_a_second_start_trains_nothing(finished, runs, name):
     before = finished(name).path.read_text().count('"start"')
     assert start(name, runs).returncode == 0

@@ -61,6 +61,7 @@ def test_a_study_runs_in_the_job_around_its_driver(cluster, command, tmp_path):
     assert tasks["job"].nunique() == 1
 
 
+@pytest.mark.long
 def test_a_driver_whose_job_ends_too_soon_goes_on_in_another(submit, edit, tmp_path):
     """An epoch is 2 batches; 280 take more than the 30 s that a job of 2 minutes has for them."""
     model = tmp_path / "my_model.py"

@@ -170,6 +170,7 @@ def test_a_study_gives_the_same_ledger_on_this_host_and_on_slurm(
     cluster, drive, n3lo, study_path, edit, tmp_path
 ):
     edit('strategy = "local"', 'strategy = "allreduce"\nbackend = "ddp"')
+    edit("num_trials = 3", "num_trials = 2")
     edit("[layout]", "[layout]\nnum_workers = 2")  # a sum of two has no order that could differ
     there = drive("walltime_min=10")
     assert there.wait(timeout=180) == 0, (cluster.folder / "out.txt").read_text()

@@ -69,10 +69,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "borrowing": {"optimizer": {"name": "sgd", "lr": 0.5}},
 }
 SCALES_LAYERS = [way for way in WAYS if "tensor" not in way]  # LARS needs whole layers
+OF_TWO = [way for way, (num_ranks, *_) in WAYS.items() if num_ranks <= 2]
 NO_PIPELINE = [way for way in WAYS if "pipe" not in way]
 OF_SETTING = {
     "sgd": list(WAYS),
-    "adam": list(WAYS),
+    "adam": OF_TWO,
     "clip": list(WAYS),
     "accumulate": NO_PIPELINE,
     "lars": SCALES_LAYERS,
