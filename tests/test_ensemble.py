@@ -359,8 +359,8 @@ def test_networks_that_train_against_each_other_are_refused(tmp_path, events):
         tmp_path, make_task([events], model=model("Rivals"), training={"loss": "own"})
     )
     assert refused(members) == (
-        "t0: 'Rivals' is no supervised model, but several networks with losses of their own: "
-        "their outputs cannot be averaged"
+        "t0: 'Rivals' brings its losses (training.loss = 'own'), so that it is not known how its "
+        "outputs are to be averaged"
     )
 
 
