@@ -24,14 +24,17 @@ ifeq ($(shell id -u),0)
 test: setup lint programs
 	$(TESTS) -m "not long"
 	@echo "left out: further examples of what was tested ('make long')"
+
+long: setup programs
+	$(TESTS) -m long
 else
 test: setup lint
 	$(TESTS) -m "not long and not slurm and not browser"
 	@echo "left out: the tests on a real Slurm ('sudo make slurm'), in Chromium ('make browser'), and further examples ('make long')"
-endif
 
 long: setup
-	$(TESTS) -m long
+	$(TESTS) -m "long and not slurm"
+endif
 
 slurm: setup programs
 	$(BIN)/python -m pytest -m slurm

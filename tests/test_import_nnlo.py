@@ -16,11 +16,11 @@ from conftest import ROOT
 from apps import nnlo_import
 from apps.contract import N3LOError
 from apps.models import nnlo
-from workflow import preflight
+from workflow import preflight, toml
 from workflow.nnlo import script
 from workflow.nnlo.command import import_nnlo
 from workflow.nnlo.convert import Past, draft_of
-from workflow.nnlo.draft import Draft, toml
+from workflow.nnlo.draft import Draft
 from workflow.nnlo.options import (
     ENVIRONMENT,
     GAN,
@@ -232,7 +232,7 @@ def test_a_model_of_keras_is_compiled_with_the_loss(tmp_path):
 
 def test_toml_is_read_back_as_it_was():
     value = {"a b": [1, 2.5, True, 'say "no"\n\x7f', 1e-7], "c": {"d": [{"e": "ü"}]}}
-    assert tomllib.loads(f"x = {toml(value)}")["x"] == value
+    assert tomllib.loads(f"x = {toml.value(value)}")["x"] == value
 
 
 # -- the script that started NNLO ------------------------------------------------------------------

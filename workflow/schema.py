@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import TypeAdapter
 
-from workflow import whole
+from workflow import toml, whole
 from workflow.space import Choice, Integer, Ordinal, Real
 from workflow.study import Study
 
@@ -180,20 +180,12 @@ def _default_text(section: type, field: dataclasses.Field[Any]) -> str:
         return ""
     if _is_section(type(default)):
         return "as below"
-    return f"`{_toml(default)}`"
+    return f"`{toml.value(default)}`"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     made = field.default_factory
     return field.default if made is dataclasses.MISSING else made()
-
-
-def _toml(value: Any) -> str:
-    """A value on one line."""
-    if isinstance(value, dict):
-        inside = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
-        return f"{{ {inside} }}" if inside else "{}"
-    return json.dumps(value)
 
 
 # -- for editors -----------------------------------------------------------------------------------

@@ -28,16 +28,11 @@ class _Mapped:
         return np.array(self._values[index])
 
 
-class Npy(Source):
-    """One array, named "data"; of records, each of their columns."""
+class _Arrays(Source):
+    """Arrays that are found when the file is opened."""
 
     kind = "NumPy"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        with open(path, "rb") as file:
-            arrays = _mapped("data", *_header(file), path, file.tell())
-        self._arrays = {name.removeprefix("data/"): rows for name, rows in arrays.items()}
+    _arrays: dict[str, Rows]
 
     @property
     def names(self) -> list[str]:
@@ -50,10 +45,18 @@ class Npy(Source):
         self._arrays = {}
 
 
-class Npz(Source):
-    """Arrays by their names. One that is stored compressed is unpacked whole when it is read."""
+class Npy(_Arrays):
+    """One array, named "data"; of records, each of their columns."""
 
-    kind = "NumPy"
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        with open(path, "rb") as file:
+            arrays = _mapped("data", *_header(file), path, file.tell())
+        self._arrays = {name.removeprefix("data/"): rows for name, rows in arrays.items()}
+
+
+class Npz(_Arrays):
+    """Arrays by their names. One that is stored compressed is unpacked whole when it is read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -85,16 +88,6 @@ class Npz(Source):
         rows = Runs(np.array([0, shape[0]]), shape[1:], dtype, unpack)
         rows.chunks = None  # nothing is gained by blocks of all events
         return {name: rows}
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._arrays)
-
-    def _open(self, name: str) -> Rows:
-        return _of_numbers(self._arrays[name], self.filename, name)
-
-    def close(self) -> None:
-        self._arrays = {}
 
 
 def _of_numbers(rows: Rows, path: str, name: str) -> Rows:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from apps.contract import Plain
+from workflow import toml
 
 WIDTH = 100
 
@@ -54,9 +53,10 @@ class Draft:
 
 def _assignment(key: str, value: Plain, reason: str) -> Iterator[str]:
     """A line with its comment behind it, or above it where that is too long."""
-    line = f"{_key(key)} = {toml(value)}"
+    line = f"{toml.key(key)} = {toml.value(value)}"
     if isinstance(value, list) and len(line) > WIDTH:
-        line = "\n".join([f"{_key(key)} = [", *(f"    {toml(each)}," for each in value), "]"])
+        members = (f"    {toml.value(each)}," for each in value)
+        line = "\n".join([f"{toml.key(key)} = [", *members, "]"])
     behind = f"{line.ljust(40)}  # {reason}"
     if not reason:
         yield line
@@ -67,20 +67,3 @@ def _assignment(key: str, value: Plain, reason: str) -> Iterator[str]:
             f"# {part}" for part in textwrap.wrap(reason, WIDTH - 2, break_on_hyphens=False)
         )
         yield line
-
-
-def toml(value: Plain) -> str:
-    """A value as TOML writes it, on one line."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
