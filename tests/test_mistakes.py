@@ -393,9 +393,7 @@ def test_a_file_that_ends_the_program_is_named(refused):
 def test_a_file_that_does_not_come_to_an_end_is_named(refused, monkeypatch):
     monkeypatch.setattr(check_module, "BUILD_S", 1.0)
     said = refused("import time\ntime.sleep(60)\n" + PLAIN)
-    assert (
-        "model.source was not imported and built after 1 s; does its file train, downlo" in said
-    )
+    assert "model.source was not imported and built after 1 s; does its file train, downlo" in said
     assert "net.py line 6" in said
 
 
