@@ -44,7 +44,7 @@ browser: setup
 
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 programs:
-	{ command -v slurmctld && command -v munged && command -v chromium; } >/dev/null || { apt-get update -qq && $(APT) slurm-wlm munge libpmix-dev >/dev/null && $(APT) --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+	{ command -v slurmctld && command -v munged && command -v chromium && command -v rsync; } >/dev/null || { apt-get update -qq && $(APT) slurm-wlm munge libpmix-dev >/dev/null && $(APT) --no-install-recommends chromium fonts-dejavu-core rsync >/dev/null; }
 
 lint: $(VENV)/.python-installed
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """What the documents say is so: links lead somewhere, commands exist, blocks run as they stand.
 
-A block runs unless a comment right before it says why not: <!-- not run: it takes hours -->. One
-with a title is a file of that name. The README's reasons are here, so that it stays plain text.
+A block with a title is a file of that name. test_readme.py types the README's commands, and
+test_first_ten_minutes.py those of its page.
 """
 
 from __future__ import annotations
@@ -35,22 +35,7 @@ PAGES = [*OF_ROOT, *sorted(DOCS.rglob("*.md"))]
 OF_SITES = [*DOCS.glob("sites/*.md"), DOCS / "sites.md"]  # with sites and studies of their own
 WITH_PYTHON = [ROOT / "README.md", *(DOCS / name for name in ("ledger.md", "looking.md"))]
 WITH_PYTHON.append(DOCS / "howto/read_ledger.md")
-# By the first words of the block.
-README_NOT_RUN = {
-    "make run": "CI runs it itself",
-    "source .venv/bin/activate": "hours; the tutorial runs these commands on a small study",
-    "python run_workflow.py studies/search/halving": "a minute; test_search_studies.py has it",
-    "python run_workflow.py studies/scaling": "minutes; test_scaling.py has it",
-    "python run_workflow.py studies/parallel/algorithms": "minutes; test_parallel_studies.py",
-    "python run_workflow.py studies/calorimeter_flow_cpu": "17 minutes, and a GPU",
-    "n3lo init": "test_first_ten_minutes.py has it, for eleven models",
-    "from workflow import Study": "it trains; test_api.py has it",
-    "rsync": "it needs a cluster; test_light.py looks at a copied folder",
-}
-MOST_NOT_RUN = 10
-
 BLOCK = re.compile(
-    r"(?:^ *<!-- not run: (?P<why>[^\n]*?) -->\n\s*)?"
     r"^(?P<indent> *)(?P<fence>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
@@ -65,7 +50,6 @@ class Block:
     language: str
     title: str  # the file that it is; empty = none
     text: str
-    why_not: str  # it is not run; empty = it is
 
 
 def blocks(page: Path) -> list[Block]:
@@ -76,12 +60,8 @@ def blocks(page: Path) -> list[Block]:
         title = re.search(r'title="([^"]+)"', rest)
         line = text.count("\n", 0, match.start("fence")) + 1
         body = textwrap.dedent(match["text"])
-        why = match["why"] or ""
-        if page.name == "README.md" and not why:
-            known = [why for start, why in README_NOT_RUN.items() if body.startswith(start)]
-            why = known[0] if known else ""
         where = f"{page.relative_to(ROOT)}:{line}"
-        found.append(Block(where, language, title[1] if title else "", body, why))
+        found.append(Block(where, language, title[1] if title else "", body))
     return found
 
 
@@ -252,7 +232,7 @@ def test_the_python_blocks_about_runs_run(tmp_path):
         + "".join(
             f"exec(compile({each.text!r}, {each.where!r}, 'exec'), names)\n"
             for each in in_language([page], "python")
-            if not each.why_not
+            if "study.run(" not in each.text  # test_readme.py
         )
         for page in WITH_PYTHON
     )
@@ -277,7 +257,7 @@ def test_the_tutorial_runs_as_it_stands(tmp_path):
     for block in blocks(DOCS / "tutorial.md"):
         if block.title:
             (tmp_path / block.title).write_text(block.text)
-        elif block.language in ("sh", "python") and not block.why_not:
+        elif block.language in ("sh", "python"):
             shell = ["bash", "-euo", "pipefail", "-c"]
             run = shell if block.language == "sh" else [sys.executable, "-P", "-c"]
             with output.open("a") as out:
@@ -289,17 +269,3 @@ def test_the_tutorial_runs_as_it_stands(tmp_path):
     said = output.read_text()
     assert said.count("best trial t") >= 3
     assert "outputs differ by" in said
-
-
-def test_few_blocks_are_not_run():
-    pages = [ROOT / "README.md", DOCS / "tutorial.md"]
-    asked = [*in_language(pages, "sh"), *in_language(pages, "python")]
-    left_out = [block for block in asked if block.why_not]
-    for block in left_out:
-        print(f"{block.where}: {block.why_not}")
-    assert len(left_out) <= MOST_NOT_RUN
-    for block in asked:
-        is_run = block.language == "python" or block.where.startswith("docs/tutorial")
-        assert block.why_not or is_run, f"{block.where}: nothing runs this block"
-    for start in README_NOT_RUN:
-        assert any(block.text.startswith(start) for block in asked), f"gone: {start}"
