@@ -26,5 +26,10 @@ PATH="$bin:$PATH" CXX="$folder/c++" MAKEFLAGS="-j$(getconf _NPROCESSORS_ONLN)" \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 \
     HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
     "$bin/pip" install --quiet --constraint "$constraints" --no-build-isolation --no-cache-dir \
-    --no-deps --force-reinstall horovod >"$folder/log" 2>&1 || { tail -n 40 "$folder/log" >&2; exit 1; }
+    --no-deps --force-reinstall horovod >"$folder/log" 2>&1 || {
+    grep -A 4 -E "CMake Error|[^-]error: [^s]|No such file" "$folder/log" | head -n 40 >&2
+    tail -n 5 "$folder/log" >&2
+    echo "Horovod could not be built; all but studies with training.backend = \"horovod\" runs without" >&2
+    exit 1
+}
 "$bin/python" -c 'import torch, horovod.torch'

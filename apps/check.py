@@ -28,10 +28,10 @@ from apps.data import (
     FoldBatches,
     Share,
     class_of_event,
+    lacking_classes,
     make_batch,
     plan_of,
     prepare_fold,
-    rows_of,
     trains,
     validates,
 )
@@ -39,8 +39,9 @@ from apps.experiment import Experiment, Supervised, describe, make_experiment, m
 from apps.hdf5 import Fields, Index, Reader
 from apps.history import check_metric_names
 from apps.normalise import synchronise
+from apps.opened import files_read
 from apps.recompute import recompute
-from apps.transforms import form, tensor_of, transformed
+from apps.transforms import form, idle_ignores, tensor_of, transformed
 
 CPU = torch.device("cpu")
 BUILD_S = 300.0  # seconds that the model's file and constructor may take
@@ -65,17 +66,25 @@ def check(task: TrainTask) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(task.seed)
     index, fold_of_event = prepare_fold(task.data, task.split_seed, task.fold)
-    with mistakes.limited(
-        BUILD_S,
-        f"model.source was not imported and built after {BUILD_S:g} s; does its file train, "
-        "download or wait for input when it is imported? Put that under if __name__ == '__main__'",
+    with (
+        mistakes.limited(
+            BUILD_S,
+            f"model.source was not imported and built after {BUILD_S:g} s; does its file train, "
+            "download or wait for input when it is imported? Put that under if __name__ == "
+            "'__main__'",
+        ),
+        files_read() as read,
     ):
         experiment = make_experiment(
             task.model, task.training, lambda: first_events(index), task.data.collate
         )
+    of_names: list[str] = []
     if isinstance(experiment, Supervised):
         mistakes.check_weights(experiment.networks["model"], name_of(task))
+        of_names = list(mistakes.of_names(experiment.networks["model"]))
     check_metric_names(task, experiment.measured)
+    if index.weights is not None:
+        experiment.check_weights()
     experiment.schedulers(experiment.optimizers(), updates_per_epoch=1)
     is_training = trains(fold_of_event, task.fold)
     plan = plan_of(task, index, is_training, task.ranks.readers, epoch=1)
@@ -107,13 +116,29 @@ def check(task: TrainTask) -> dict[str, Any]:
                 for name, count in non_finite.items()
                 if count > 0
             ),
+            *lacking_classes(task.data, index, fold_of_event),
+            *idle_ignores(index, is_training),
+            *of_files(task, read),
             *warnings,
+            *of_names,
             *of_the_loss,
             *of_the_schedule(task),
             *of_the_ranks(task, largest_batch),
             *of_batch_norm(task, experiment),
         ],
     }
+
+
+def of_files(task: TrainTask, read: set[Path]) -> list[str]:
+    """A changed file that nobody knows of would leave the results of the old one in the cache."""
+    known = {Path(path) for path in (*task.model.files, *task.data.files)}
+    unknown = sorted(str(path.resolve()) for path in read if path.resolve() not in known)
+    if not unknown:
+        return []
+    return [
+        f"the model's code reads {', '.join(unknown)}; name it in model.files, or what is trained "
+        "will not be trained again when it changes"
+    ]
 
 
 def first_events(index: Index, number: int = 2) -> Batch:
@@ -127,8 +152,10 @@ def on_first_batch(task: TrainTask, index: Index) -> Iterator[None]:
     """Say of what is raised that it is of the first batch, and what that is."""
     try:
         yield
-    except Exception as error:  # a user's model can raise anything
+    except (Exception, SystemExit) as error:  # a user's model can raise anything
         plain = isinstance(error, N3LOError)
+        if plain and str(error).startswith("training.metrics"):  # it is not the model that fails
+            raise
         reason = str(error) if plain else describe(error, model_file(task.model))
         raise N3LOError(
             f"model '{name_of(task)}' fails on the first batch: {reason}; "
@@ -147,15 +174,17 @@ def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batc
         network, losses = experiment.networks["model"], experiment.losses
         with on_first_batch(task, index):
             outputs = call_model(task, experiment, index, batch)
+            suited.check_no_weights(outputs, index)
             suited.check_outputs(losses, outputs, batch.targets, batch.num_events)
+            suited.check_mean(losses, outputs, batch)
         own_names = [
             each["name"] if isinstance(each, dict) else each for each in task.training.metrics
         ]
-        suited.check_values(losses, own_names, outputs, index)
+        warnings += suited.check_values(losses, own_names, outputs, index)
         if type(experiment) is Supervised:  # other frameworks say it in their words
             warnings += suited.of_outputs(losses, outputs, batch.targets)
         with on_first_batch(task, index):
-            warnings += mistakes.of_gradient(network, experiment.loss(outputs, batch.targets))
+            warnings += mistakes.of_gradient(network, experiment.loss(outputs, batch))
     with on_first_batch(task, index), torch.no_grad():
         experiment.evaluate(batch)
         updates = experiment.updates(experiment.networks, batch)
@@ -172,7 +201,7 @@ def call_model(task: TrainTask, experiment: Supervised, index: Index, batch: Bat
         except N3LOError:
             raise
         except Exception as error:  # a user's model can raise anything
-            reason = mistakes.explain(watch, index, batch.inputs)
+            reason = mistakes.explain(watch, mistakes.names_of(index.inputs), batch.inputs)
             if reason is None:
                 raise
             raise N3LOError(reason) from error
@@ -209,8 +238,7 @@ def divide(task: TrainTask, experiment: Experiment, batch: Batch, largest_batch:
         return
     size = -(-largest_batch // task.training.split.micro_batches)
     if strategy == "pipeline":
-        inputs, targets = (rows_of(each, 0, size) for each in (batch.inputs, batch.targets))
-        batch = Batch(inputs, targets, size, size)
+        batch = batch.part(0, size)
     if len(experiment.networks) > 1 and DIVIDE[strategy] is not in_units:
         one_network(task)
     try:

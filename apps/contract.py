@@ -21,7 +21,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 VERSION = "0.1.0"
 
@@ -52,10 +62,61 @@ class N3LOError(Exception):
         return [f"n3lo: {self}"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers that a key may be, from one end to the other; None = any."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        ends = {name: end for name, end in vars(self).items() if end is not None}
+        return " and ".join(f"{name.replace('_', ' ')} {end}" for name, end in ends.items())
+
+
+Count = Annotated[int, Range(at_least=1)]
+OptionalCount = Annotated[int | None, Range(at_least=1)]
+Natural = Annotated[int, Range(at_least=0)]
+Positive = Annotated[float, Range(above=0)]
+OptionalPositive = Annotated[float | None, Range(above=0)]
+Share = Annotated[float, Range(above=0, at_most=1)]
+
+
 class Section:
-    """Shared by the sections of a study: keyword-only, frozen, unknown keys are errors."""
+    """Shared by the sections of a study: keyword-only, frozen, unknown keys are errors.
+
+    A field's `Range` is checked, and is in the schema and the reference; so is what is at "schema"
+    in its metadata, as keywords of a JSON schema, which the section checks by itself.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for name, allowed in ranges(type(self)).items():  # type: ignore[arg-type]  # hashable
+            value = getattr(self, name)
+            require(value is None or value in allowed, f"{name}: {value} is not {allowed}")
+
+
+@functools.cache
+def ranges(section: type) -> dict[str, Range]:
+    """Those of the fields of a section that have one."""
+    hints = get_type_hints(section, include_extras=True)
+    return {
+        name: each
+        for name, hint in hints.items()
+        for each in getattr(hint, "__metadata__", ())
+        if isinstance(each, Range)
+    }
 
 
 def require(condition: bool, message: str) -> None:
@@ -179,6 +240,20 @@ def with_sources(value: Plain, change: Callable[[str], str]) -> Plain:
     return value
 
 
+def package_of(path: Path) -> tuple[Path, str]:
+    """The folder from which a file of Python is imported, and its name there.
+
+    Of /a/mine/net.py it is ("/a", "mine.net") where /a/mine has an __init__.py, and otherwise
+    ("/a/mine", "net").
+    """
+    parts = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
 def without_folder(source: str) -> str:
     """Of "/a/b/file.py:Name" what is the same wherever the file lies."""
     return source.rpartition("/")[2]
@@ -193,6 +268,8 @@ def is_better(value: float, than: float | None, goal: str, min_delta: float = 0.
 
 Steps = list[str | dict[str, Plain]]  # "log1p", { name = "scale", by = 0.01 }
 
+FILE = "@file"  # the field that is the number of an event's file: no array is called so
+
 # The steps that data.transforms may name: the arguments that each needs, and those that it may
 # have. What they do: `apps.transforms`.
 TRANSFORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -203,6 +280,7 @@ TRANSFORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clip": ((), ("low", "high")),
     "scale": ((), ("by", "offset")),
     "threshold": (("below",), ()),
+    "replace": (("by",), ("value",)),
     "crop": ((), ("to", "first", "axes")),
     "pad": (("to",), ("axes", "value")),
     "channel_axis": ((), ("at",)),
@@ -245,8 +323,12 @@ class Model(Section):
 
     source: str  # "my_model.py:Tagger", beside the study, or "package.module:Name"
     args: dict[str, Plain] = field(default_factory=dict)  # keyword arguments of what it names
+    files: list[str] = field(
+        default_factory=list
+    )  # that its code reads; patterns, beside the study
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             is_source(self.source),
             f"'{self.source}' is not of the form 'package.module:Name' or 'file.py:Name'",
@@ -264,17 +346,25 @@ class Data(Section):
     model as keyword arguments.
     """
 
-    files: list[str]  # paths or patterns, absolute or relative to the study; or URLs
+    files: list[str] = field(
+        metadata={"schema": {"minItems": 1}}
+    )  # paths or patterns, absolute or relative to the study; or URLs
     inputs: str | list[str] | dict[str, str]  # what the model is called with
     targets: str | list[str] | dict[str, str]  # what the loss compares the model's outputs with
-    folds: int = 1  # N_F; 1 = no cross-validation, one split by validation_fraction
+    file_numbers: list[float] | None = None  # of each of files: the field "@file"; None = 0, 1, ...
+    weights: str | None = None  # one number an event, of any sign, in loss and metrics; None = 1
+    folds: Count = 1  # N_F; 1 = no cross-validation, one split by validation_fraction
     fold_by: Literal["events", "files"] = "events"  # what is dealt out to folds whole
-    validation_fraction: float = 0.2  # of the events, where folds = 1
+    validation_fraction: Annotated[float, Range(above=0, at_most=0.5)] = (
+        0.2  # of the events, where folds = 1
+    )
     stratify: bool | None = None  # equal class shares in each fold; None = if targets are classes
-    train_fraction: float = 1.0  # of each fold's training events, always the same first ones
+    train_fraction: Share = 1.0  # of each fold's training events, always the same first ones
     shuffle: bool = True  # the training events, anew for each epoch
-    block_events: int | None = None  # events read at once; None = those of a chunk, at least 64
-    memory_gb: float | None = None  # per rank, 0 = read ahead; None = a quarter of the free
+    block_events: OptionalCount = None  # events read at once; None = those of a chunk, at least 64
+    memory_gb: Annotated[float | None, Range(at_least=0)] = (
+        None  # per rank, 0 = read ahead; None = a quarter of the free
+    )
     cache: str | None = None  # copy the files there once a node, "$TMPDIR"; None = $DATA_CACHE
     copy_command: str | None = None  # "xrdcp {} {}"; None = $DATA_COPY_COMMAND, or a plain copy
     # By field, steps in order: "log1p", { name = "scale", by = 0.01 }; docs/data.md has them all.
@@ -283,24 +373,8 @@ class Data(Section):
     collate: str | None = None  # "file.py:function" of a batch's inputs -> what the model gets
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(len(self.files) > 0, "files: name at least one file")
-        require(self.folds >= 1, f"folds: {self.folds} is not at least 1")
-        require(
-            0 < self.validation_fraction <= 0.5,
-            f"validation_fraction: {self.validation_fraction} is not above 0 and at most 0.5",
-        )
-        require(
-            0 < self.train_fraction <= 1,
-            f"train_fraction: {self.train_fraction} is not above 0 and at most 1",
-        )
-        require(
-            self.memory_gb is None or self.memory_gb >= 0,
-            f"memory_gb: {self.memory_gb} is not at least 0",
-        )
-        require(
-            self.block_events is None or self.block_events >= 1,
-            f"block_events: {self.block_events} is not at least 1",
-        )
         check_transforms(self.transforms)
         for name, source in (("reader", self.reader), ("collate", self.collate)):
             require(
@@ -315,13 +389,11 @@ class EarlyStopping(Section):
     """Stop once `metric` has not improved by more than `min_delta` for `patience` epochs."""
 
     metric: str = "val_loss"  # what is watched
-    patience: int = 5  # epochs in a row without an improvement
-    min_delta: float = 0.0  # what an improvement must exceed, in units of the metric
+    patience: Count = 5  # epochs in a row without an improvement
+    min_delta: Annotated[float, Range(at_least=0)] = (
+        0.0  # what an improvement must exceed, in units of the metric
+    )
     goal: Goal | None = None  # what is better; None = as its name says, where it does
-
-    def __post_init__(self) -> None:
-        require(self.patience >= 1, f"patience: {self.patience} is not at least 1")
-        require(self.min_delta >= 0, f"min_delta: {self.min_delta} is not at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,13 +410,16 @@ class Exchange(Section):
     """How workers and masters exchange; of the strategies with a central copy of the weights."""
 
     synchronous: bool = False  # masters wait for all their workers; not of gem
-    backup_workers: int = 0  # of synchronous downpour: so many updates are not waited for
-    sync_every: int = 1  # tau, batches between two exchanges; of downpour and easgd
+    backup_workers: Natural = 0  # of synchronous downpour: so many updates are not waited for
+    sync_every: Count = 1  # tau, batches between two exchanges; of downpour and easgd
     per: Literal["update", "batch"] = "update"  # where a batch gives several updates, as of a GAN
     staleness_lr: bool = False  # downpour: divide the learning rate of an update by its staleness
-    elastic_force: float = 0.9  # beta of easgd; alpha = beta / workers of the master
-    kappa: float = 1.0  # of gem: the energy of a worker, in units of its momentum's
-    pass_on_every: int | None = None  # exchanges of a sub-master between its own; None = children
+    # beta of easgd; alpha = beta / workers of the master; above 1 it overshoots (Zhang et al. 2015)
+    elastic_force: Share = 0.9
+    kappa: Positive = 1.0  # of gem: the energy of a worker, in units of its momentum's
+    pass_on_every: OptionalCount = (
+        None  # exchanges of a sub-master between its own; None = children
+    )
     # How weights travel: MPI messages, memory that ranks share, or one-sided MPI.
     transport: Literal["messages", "window", "one_sided"] = "messages"
     overlap: bool = False  # exchange while the next gradient is computed; not of gem
@@ -353,21 +428,10 @@ class Exchange(Section):
     tolerate_worker_loss: bool = False  # the others go on when a worker dies while it trains
 
     def __post_init__(self) -> None:
-        require(self.sync_every >= 1, f"sync_every: {self.sync_every} is not at least 1")
-        require(self.backup_workers >= 0, f"backup_workers: {self.backup_workers} is below 0")
+        super().__post_init__()
         require(
             self.backup_workers == 0 or self.synchronous,
             "backup_workers: asynchronous masters wait for nobody; set synchronous = true",
-        )
-        # Beyond it the elastic force overshoots: Zhang et al. 2015, section 3.3.
-        require(
-            0 < self.elastic_force <= 1,
-            f"elastic_force: {self.elastic_force} is not above 0 and at most 1",
-        )
-        require(self.kappa > 0, f"kappa: {self.kappa} is not above 0")
-        require(
-            self.pass_on_every is None or self.pass_on_every >= 1,
-            f"pass_on_every: {self.pass_on_every} is not at least 1",
         )
         messages = self.transport == "messages"
         for name, asked in (
@@ -389,30 +453,15 @@ class Reduction(Section):
     """How the ranks of `allreduce` average their gradients."""
 
     compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = "none"  # of gradients
-    powersgd_rank: int = 2  # of the two factors that stand for a layer's gradient
-    powersgd_start_after: int = 0  # updates by whole gradients before it begins
-    topk_density: float = 0.01  # share of a layer's gradient that is sent in a step
-    topk_momentum: float = 0.0  # of what is kept and sent, in place of the optimizer's own
+    powersgd_rank: Count = 2  # of the two factors that stand for a layer's gradient
+    powersgd_start_after: Natural = 0  # updates by whole gradients before it begins
+    topk_density: Share = 0.01  # share of a layer's gradient that is sent in a step
+    topk_momentum: Annotated[float, Range(at_least=0, below=1)] = (
+        0.0  # of what is kept and sent, in place of the optimizer's own
+    )
     operation: Literal["average", "adasum"] = "average"  # by which gradients become one
     hierarchical: bool = False  # within each worker first, then across workers
-    average_every: int = 1  # local SGD: workers average their weights every so many updates
-
-    def __post_init__(self) -> None:
-        for name in ("powersgd_rank", "average_every"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name}: {value} is not at least 1")
-        require(
-            0 < self.topk_density <= 1,
-            f"topk_density: {self.topk_density} is not above 0 and at most 1",
-        )
-        require(
-            self.powersgd_start_after >= 0,
-            f"powersgd_start_after: {self.powersgd_start_after} is below 0",
-        )
-        require(
-            0 <= self.topk_momentum < 1,
-            f"topk_momentum: {self.topk_momentum} is not in 0 to 1, without 1",
-        )
+    average_every: Count = 1  # local SGD: workers average their weights every so many updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,15 +469,10 @@ class Split(Section):
     """How `pipeline`, `tensor` and `sharded` divide a model over the ranks of a worker."""
 
     schedule: Literal["1f1b", "gpipe"] = "1f1b"  # of pipeline
-    micro_batches: int = 4  # of pipeline: parts of a batch that follow each other
+    micro_batches: Count = 4  # of pipeline: parts of a batch that follow each other
     stages: list[str] = field(default_factory=list)  # layers that begin one; [] = by measured cost
     tensor: dict[str, str] = field(default_factory=dict)  # {"phi.*" = "column"}; {} = found out
-    unit_parameters: int = 1_000_000  # of sharded: layers of at least so many are fetched alone
-
-    def __post_init__(self) -> None:
-        for name in ("micro_batches", "unit_parameters"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name}: {value} is not at least 1")
+    unit_parameters: Count = 1_000_000  # of sharded: layers of at least so many are fetched alone
 
 
 Schedule = dict[str, Plain]
@@ -446,9 +490,9 @@ class Training(Section):
     reduction: Reduction = field(default_factory=Reduction)  # of allreduce
     exchange: Exchange = field(default_factory=Exchange)  # of downpour, easgd and gem
     split: Split = field(default_factory=Split)  # of pipeline, tensor and sharded
-    epochs: int = 10  # passes over the training events, at most
-    batch_size: int = 32  # per rank, or per worker where its ranks divide the model
-    accumulate: int = 1  # batches of each rank that make one update
+    epochs: Count = 10  # passes over the training events, at most
+    batch_size: Count = 32  # per rank, or per worker where its ranks divide the model
+    accumulate: Count = 1  # batches of each rank that make one update
     # A name of torch.nn.functional, "file.py:name", or { name = "huber_loss", delta = 0.5 }; a list
     # or table of these for several targets. OWN_LOSS: the model brings its losses and metrics.
     loss: str | list[Plain] | dict[str, Plain] = "cross_entropy"
@@ -457,12 +501,15 @@ class Training(Section):
     # "torchmetrics:R2Score", or { name = "torchmetrics:MulticlassF1Score", num_classes = 5 }.
     metrics: list[str | dict[str, Plain]] = field(default_factory=list)
     # A class of torch.optim, or a large-batch one such as "lars", and its arguments.
-    optimizer: dict[str, Plain] = field(default_factory=lambda: {"name": "adam", "lr": 1e-3})
+    optimizer: dict[str, Plain] = field(
+        default_factory=lambda: {"name": "adam", "lr": 1e-3},
+        metadata={"schema": {"required": ["name"]}},
+    )
     optimizers: dict[str, dict[str, Plain]] = field(default_factory=dict)  # of some of a GAN's
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # of lr, by the batches of an update
     scheduler: Schedule | list[Schedule] | None = None  # { name = "exponential_lr", gamma = 0.9 }
     schedule_per: Literal["epoch", "update"] = "epoch"  # what its numbers count
-    clip_norm: float | None = None  # largest L2 norm of the whole gradient
+    clip_norm: OptionalPositive = None  # largest L2 norm of the whole gradient
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"  # of the arithmetic; weights: fp32
     sync_batchnorm: bool = False  # statistics of the whole batch, and not of each rank's part
     recompute: list[str] = field(default_factory=list)  # layers that keep no activations: ["*"]
@@ -470,14 +517,14 @@ class Training(Section):
     cuda_graphs: bool = False  # record what a GPU is asked for in a step, and ask at once
     early_stopping: EarlyStopping | None = None  # None = all epochs
     target: Target | None = None  # None = however good it is
-    max_minutes: float | None = None  # of training; ends after the epoch that passes it
+    max_minutes: OptionalPositive = None  # of training; ends after the epoch that passes it
     select: Literal["best", "last"] = "best"  # the epoch whose weights and fom are kept
-    lanes: int | None = None  # read in the order of this many ranks; None = as many as there are
+    # read as by so many ranks of batch_size; None = those there are
+    lanes: OptionalCount = None
     tensorboard: bool = False  # write each epoch for TensorBoard too, in the task's folder
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"epochs: {self.epochs} is not at least 1")
-        require(self.batch_size >= 1, f"batch_size: {self.batch_size} is not at least 1")
+        super().__post_init__()
         check_loss(self.loss)
         require(
             self.loss_weights is None or self.loss != OWN_LOSS,
@@ -502,16 +549,6 @@ class Training(Section):
             self.lr_scaling == "none"
             or all(isinstance(each.get("lr"), float | int) for each in self.all_optimizers),
             "lr_scaling: scales the learning rate of one rank; give it as optimizer.lr",
-        )
-        require(self.accumulate >= 1, f"accumulate: {self.accumulate} is not at least 1")
-        require(self.lanes is None or self.lanes >= 1, f"lanes: {self.lanes} is not at least 1")
-        require(
-            self.max_minutes is None or self.max_minutes > 0,
-            f"max_minutes: {self.max_minutes} is not above 0",
-        )
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"clip_norm: {self.clip_norm} is not above 0",
         )
 
     def optimizer_of(self, network: str) -> dict[str, Plain]:
@@ -544,20 +581,17 @@ class Training(Section):
 class Layout(Section):
     """The ranks of one task: `ranks_of` has the equation."""
 
-    num_workers: int = 1  # N_W; under each sub-master, where there are some
-    ranks_per_worker: int = 1  # N_GPU
-    ranks_per_stage: int = 1  # of pipeline: ranks that divide each stage as `tensor` does
-    num_masters: int = 1  # that each own a part of the weights; of downpour, easgd, gem
+    num_workers: Count = 1  # N_W; under each sub-master, where there are some
+    ranks_per_worker: Count = 1  # N_GPU
+    ranks_per_stage: Count = 1  # of pipeline: ranks that divide each stage as `tensor` does
+    num_masters: Count = 1  # that each own a part of the weights; of downpour, easgd, gem
     sub_masters: list[int] = field(default_factory=list)  # [2, 3]: 2, and 3 under each of these
-    cores_per_rank: int = 1  # and threads
-    gpus_per_rank: int = 0  # several divide the layers of a model between them
-    walltime_min: float = 60.0  # a task that runs longer is stopped and failed
+    cores_per_rank: Count = 1  # and threads
+    gpus_per_rank: Natural = 0  # several divide the layers of a model between them
+    walltime_min: Positive = 60.0  # a task that runs longer is stopped and failed
 
     def __post_init__(self) -> None:
-        counts = ("num_workers", "ranks_per_worker", "ranks_per_stage", "num_masters")
-        for name in (*counts, "cores_per_rank"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name}: {value} is not at least 1")
+        super().__post_init__()
         for value in self.sub_masters:
             require(value >= 1, f"sub_masters: {value} is not at least 1")
         require(
@@ -569,8 +603,6 @@ class Layout(Section):
             f"ranks_per_stage: {self.ranks_per_stage} does not divide ranks_per_worker = "
             f"{self.ranks_per_worker}, which are stages x ranks_per_stage",
         )
-        require(self.gpus_per_rank >= 0, f"gpus_per_rank: {self.gpus_per_rank} is not at least 0")
-        require(self.walltime_min > 0, f"walltime_min: {self.walltime_min} is not above 0")
 
 
 CENTRAL = ("downpour", "easgd", "gem")  # the strategies with a central copy of the weights
@@ -716,11 +748,15 @@ class TrainTask:
         for name in ("files", "memory_gb", "cache", "copy_command"):
             del content["data"][name]
         content["model"]["source"] = without_folder(self.model.source)
+        del content["model"]["files"]
         for name in ("loss", "metrics"):
             content["training"][name] = with_sources(content["training"][name], without_folder)
         for name in ("reader", "collate"):
             if content["data"][name] is not None:
                 content["data"][name] = without_folder(content["data"][name])
+        for name in ("weights", "file_numbers"):  # results from before there were any stay valid
+            if content["data"][name] is None:
+                del content["data"][name]
         del content["training"]["tensorboard"]
         del content["layout"]["walltime_min"]
         if content["start"] is not None:

@@ -120,11 +120,13 @@ def look(files: Sequence[str], asked: Sequence[str]) -> tuple[list[Column], list
         N3LOError: a field is not there, or is not the same in all files.
     """
     with open_file(files[0]) as source:
+        if not asked and source.remedy():
+            raise N3LOError(f"{files[0]}: {source.remedy()}")
         fields = _named(asked, source) if asked else list(_all(source))
         columns = [_column(source, field) for field in fields]
     file_events = []
-    for path in files:
-        with open_file(path) as source:
+    for place, path in enumerate(files):
+        with open_file(path, number=np.int64(place)) as source:
             here = [_column(source, column.field) for column in columns]
             file_events.append(_num_events(source, columns))
         for number, (column, other) in enumerate(zip(columns, here, strict=True)):
@@ -242,7 +244,7 @@ class Inputs:
         if self._open is None or self._open[0] != number:
             if self._open is not None:
                 self._open[1].close()
-            source = open_file(self._files[number])
+            source = open_file(self._files[number], number=np.int64(number))
             rows = {column.field.name: _rows(source, column.field) for column in columns}
             self._open = number, source, rows
         return self._open[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +17,18 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from apps.contract import Data, N3LOError, TrainTask
 from apps.hdf5 import Index, Reader, index_files
-from apps.transforms import fit, tensor_of, transformed
+from apps.transforms import Scale, fit, tensor_of, transformed
 
 T = TypeVar("T")
 
 Array = np.ndarray | torch.Tensor
 
 MOST_CLASSES = 100  # integer targets with more distinct values are taken for numbers
+MOST_TOLD = 4  # folds that lack a class, in a line
 MIXED_EVENTS = 1024  # about so many are shuffled together, and read at once
 BATCHES_AHEAD = 16
 VALIDATION_FACTOR = 4  # validation batches are larger: they keep no gradient
@@ -43,26 +45,33 @@ class Batch:
     targets: Any  # (B, ...)
     num_events: int  # B, of this rank
     num_global: int  # of all ranks that share the step
+    weights: torch.Tensor | None = None  # (B,), with mean 1 over the training events; None = 1 each
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        of_weights = () if self.weights is None else (self.weights,)
+        return tree_leaves((self.inputs, self.targets, *of_weights))
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same with each tensor changed."""
+        inputs, targets = tree_map(change, (self.inputs, self.targets))
+        weights = None if self.weights is None else change(self.weights)
+        return dataclasses.replace(self, inputs=inputs, targets=targets, weights=weights)
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        inputs, targets = tree_map(lambda each: each.to(device), (self.inputs, self.targets))
-        return dataclasses.replace(self, inputs=inputs, targets=targets)
+        return self.map(lambda each: each.to(device))
+
+    def part(self, first: int, end: int) -> Batch:
+        """Some of its events, of the same step."""
+        return dataclasses.replace(self.map(lambda each: each[first:end]), num_events=end - first)
 
     def cut(self, num_pieces: int) -> list[Batch]:
         """Pieces that differ by at most one event and together are the same step."""
         if num_pieces == 1:
             return [self]
         ends = [number * self.num_events // num_pieces for number in range(num_pieces + 1)]
-        return [
-            Batch(
-                rows_of(self.inputs, first, end),
-                rows_of(self.targets, first, end),
-                end - first,
-                self.num_global,
-            )
-            for first, end in pairwise(ends)
-        ]
+        return [self.part(first, end) for first, end in pairwise(ends)]
 
 
 def rows_of(values: Any, first: int, end: int) -> Any:
@@ -103,9 +112,45 @@ def prepare(data: Data, split_seed: int) -> tuple[Index, np.ndarray]:
 
 
 def prepare_fold(data: Data, split_seed: int, fold: int) -> tuple[Index, np.ndarray]:
-    """As `prepare`, with the transforms fitted to the events that are trained on in this fold."""
+    """As `prepare`, with the transforms fitted to the events that are trained on in this fold.
+
+    So are weights: their mean over these events is 1, and the learning rate means the same.
+    """
     index, fold_of_event = prepare(data, split_seed)
-    return fit(index, data.transforms, trains(fold_of_event, fold)), fold_of_event
+    index = fit(index, data.transforms, trains(fold_of_event, fold))
+    if index.weights is not None:
+        mean = mean_weights(index, fold_of_event, data.folds)[fold]
+        weights = dataclasses.replace(index.weights, steps=(Scale(by=1 / mean),))
+        index = dataclasses.replace(index, weights=weights)
+    return index, fold_of_event
+
+
+def mean_weights(index: Index, fold_of_event: np.ndarray, folds: int) -> list[float]:
+    """Of the training events of each fold.
+
+    Raises:
+        N3LOError: weights are not finite, or those of one part of a fold do not add up to more
+            than 0, so that they have no mean to divide by.
+    """
+    with closing(Reader(index, [index.weights])) as reader:
+        (stored,) = reader.gather(np.arange(index.num_events))
+    weights = stored.reshape(-1).astype(np.float64)
+    where = f"data.weights: '{index.weights.text}'"
+    odd = np.flatnonzero(~np.isfinite(weights))
+    if len(odd) > 0:
+        raise N3LOError(
+            f"{where} holds {len(odd)} values that are not finite (nan or inf), the first in event "
+            f"{odd[0]} of all files; leave such events out"
+        )
+    for fold in range(folds):
+        for part, is_in in (("training", trains), ("validation", validates)):
+            total = weights[is_in(fold_of_event, fold)].sum()
+            if not total > 0:
+                raise N3LOError(
+                    f"{where} adds up to {total:g} over the {part} events of fold {fold}, which "
+                    "must be above 0; take more events, or fewer folds"
+                )
+    return [float(weights[trains(fold_of_event, fold)].mean()) for fold in range(folds)]
 
 
 def validates(fold_of_event: np.ndarray, fold: int) -> np.ndarray:
@@ -131,6 +176,46 @@ def class_of_event(index: Index) -> np.ndarray | None:
         return of_event if len(classes) <= MOST_CLASSES else None
     is_one_hot = np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all()
     return values.argmax(axis=1) if is_one_hot else None
+
+
+def label_of_event(index: Index) -> np.ndarray | None:
+    """The class of each event, (events,), also where two classes are told by any two numbers."""
+    field = index.targets.members[0]
+    if index.targets.kind != "one" or math.prod(field.shape) != 1:
+        return class_of_event(index)
+    with closing(Reader(index, [field])) as reader:
+        labels = reader.gather(np.arange(index.num_events))[0].reshape(-1)
+    most = MOST_CLASSES if field.dtype == np.int64 else 2
+    return labels if len(np.unique(labels)) <= most else None
+
+
+def lacking_classes(data: Data, index: Index, fold_of_event: np.ndarray) -> Iterator[str]:
+    """Warnings of folds that lack a class, and of targets that are all the same."""
+    labels = label_of_event(index)
+    if labels is None:
+        return
+    classes = np.unique(labels)
+    if len(classes) == 1:
+        yield f"data.targets: all events are {classes[0]:g}, so that there is nothing to learn"
+        return
+    for purpose, is_in in (("learn from", trains), ("validate on", validates)):
+        lacking = [
+            f"fold {fold} has none of class {label:g}"
+            for fold in range(data.folds)
+            for label in np.setdiff1d(classes, labels[is_in(fold_of_event, fold)])
+        ]
+        if lacking:
+            more = f" and {len(lacking) - MOST_TOLD} more" if len(lacking) > MOST_TOLD else ""
+            yield f"events to {purpose}: {', '.join(lacking[:MOST_TOLD])}{more}; {_mend(data)}"
+
+
+def _mend(data: Data) -> str:
+    """Of folds that lack a class."""
+    if data.fold_by == "files":
+        return 'data.fold_by = "events" deals the events of each class to all folds'
+    if data.stratify is False:
+        return "without data.stratify = false each fold has its share"
+    return "take fewer folds, or more events of it"
 
 
 def _split_events(
@@ -489,12 +574,14 @@ def make_batch(index: Index, arrays: list[Array], num_global: int, device: torch
         transformed(field, tensor_of(field, array, device))
         for array, field in zip(arrays, index.fields, strict=True)
     ]
+    weights = None if index.weights is None else tensors.pop().flatten()
     num_inputs = len(index.inputs.members)
     return Batch(
         inputs=index.inputs.pack(tensors[:num_inputs]),
         targets=index.targets.pack(tensors[num_inputs:]),
         num_events=len(arrays[0]),
         num_global=num_global,
+        weights=weights,
     )
 
 

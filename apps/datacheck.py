@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from apps.contract import Data, N3LOError, from_dict, read_json
 from apps.formats import Source, open_file
 from apps.hdf5 import Field, index_files
-from apps.rows import Jagged, Rows, decoded
+from apps.rows import Jagged, Rows, Same, decoded
 
 READ_BYTES = 16e6  # at once
 MOST_CLASSES = 100  # as `apps.data` has it
@@ -31,6 +32,7 @@ SMALL_CHUNK_BYTES = 16e3
 LARGE_GROUP_BYTES = 256e6  # of a row group, decoded
 WORTH_COMPRESSING_BYTES = 10e6
 FEW_EVENTS = 64  # of a chunk
+NOT_MEASURED = (-99, -999, -9999, -99999)  # as many write what an event lacks
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -46,10 +48,11 @@ def main(words: Sequence[str] | None = None) -> int:
         print(str(error).removeprefix("data.files: "), file=sys.stderr)
         return 2
     files = [each for report in reports for each in report]
+    of_all = [together(report) for report in reports if len(report) > 1]
     if options.json:
-        print(json.dumps({"files": files}, indent=1, allow_nan=False))
+        print(json.dumps({"files": files, "together": of_all}, indent=1, allow_nan=False))
     else:
-        print("\n\n".join(map(written, files)))
+        print("\n\n".join([*map(written, files), *map(written_together, of_all)]))
     return 0
 
 
@@ -59,8 +62,12 @@ def of_study(data: Data) -> list[dict[str, Any]]:
     Raises:
         N3LOError: a file or a field cannot be read, or they do not fit each other.
     """
-    fields = index_files(data).fields
-    return [of_file(path, fields, data.reader) for path in data.files]
+    index = index_files(data)
+    files = [
+        of_file(path, index.fields, data.reader, number)
+        for path, number in zip(data.files, index.file_numbers, strict=True)
+    ]
+    return alone([{**each, "weights": data.weights} for each in files])
 
 
 def of_files(paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -72,23 +79,69 @@ def of_files(paths: Sequence[str]) -> list[dict[str, Any]]:
     files = [of_file(path) for path in paths]
     for other in files[1:]:
         other["advice"][:0] = differences(files[0], other)
+    return alone(files)
+
+
+def alone(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the values of one file say is said with it; of several, they say it `together`."""
+    if len(files) == 1:
+        files[0]["advice"] += together(files)["advice"]
     return files
 
 
+def together(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Classes of all files as one, and what is odd about their values."""
+    named: dict[str, list[dict[str, Any]]] = {}
+    for each in (each for file in files for each in file["arrays"]):
+        if "error" not in each and each["events"] > 0:
+            named.setdefault(each["name"], []).append(each)
+    classes = {name: _sum([each["classes"] for each in parts]) for name, parts in named.items()}
+    advice = grouped((name, list(of_values(parts, classes[name]))) for name, parts in named.items())
+    return {"files": [file["file"] for file in files], "classes": classes, "advice": advice}
+
+
+def _sum(parts: Sequence[dict[int, int] | None]) -> dict[int, int] | None:
+    """Events of each class in all parts; None where one has no classes, or all have too many."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        if part is None:
+            return None
+        total.update(part)
+    return dict(sorted(total.items())) if len(total) <= MOST_CLASSES else None
+
+
+def of_values(parts: Sequence[dict[str, Any]], classes: dict[int, int] | None) -> Iterator[str]:
+    """Of an array, in all files that have it."""
+    ends = {each[key] for each in parts for key in ("min", "max")}
+    if len(ends) == 1 and None not in ends and sum(each["events"] for each in parts) > 1:
+        yield f"all values are {ends.pop():g}"
+    if classes and len(classes) > 1:
+        number, events = min(classes.items(), key=lambda each: each[1])
+        share = events / sum(classes.values())
+        if share < 0.1 / len(classes):
+            yield f"class {number} is rare: {events} events, {share:.2%}"
+
+
 def of_file(
-    path: str, fields: Sequence[Field] | None = None, reader: str | None = None
+    path: str,
+    fields: Sequence[Field] | None = None,
+    reader: str | None = None,
+    number: np.generic | None = None,
 ) -> dict[str, Any]:
     """What a file holds.
 
     Args:
         fields: its arrays as a study uses them; None = all that there are.
         reader: `data.reader`.
+        number: what "@file" is in it.
     """
-    with open_file(path, reader) as source:
+    with open_file(path, reader, number) as source:
         asked = fields or [_whole(name) for name in source.names]
         arrays = [of_array(source, field) for field in asked]
         lengths = {each["name"]: each["events"] for each in arrays if "error" not in each}
         advice = grouped((each["name"], each.pop("advice")) for each in arrays)
+        if lengths and not any(lengths.values()):
+            advice.insert(0, "no events")
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             advice.insert(0, f"arrays differ in their number of events: {counts}")
@@ -97,11 +150,12 @@ def of_file(
                 f"a row group decodes to {size(group)}, and all of it is read for one event; write "
                 "smaller ones: to_parquet(..., row_group_size=10000)"
             )
-        if source.missing():
-            advice.append(source.missing().removeprefix("; "))
+        if source.remedy():
+            advice.append(source.remedy())
         return {
             "file": path,
             "format": source.kind,
+            "trees": list(source.trees),
             "bytes": Path(path).stat().st_size,
             "arrays": arrays,
             "advice": advice,
@@ -134,10 +188,9 @@ def of_array(source: Source, field: Field) -> dict[str, Any]:
         rows = source.rows(field.dataset)
         if isinstance(rows, Jagged) and field.index:
             rows = source.find(field.dataset, field.index)
-    except N3LOError as error:
-        return {**facts, "error": str(error).removeprefix(f"{source.filename}: ")}
-    try:
         return facts | (of_jagged if isinstance(rows, Jagged) else of_rows)(source, field, rows)
+    except N3LOError as error:  # also of values that are found to be no numbers
+        return {**facts, "error": str(error).removeprefix(f"{source.filename}: ")}
     except OSError as error:
         where = f"{source.filename}: '{field.text}'"
         raise N3LOError(f"{where} cannot be read: {error}") from error
@@ -167,15 +220,18 @@ def of_jagged(source: Source, field: Field, rows: Jagged) -> dict[str, Any]:
         statistics.add(values)
         counts.append(of_events)
     lengths = np.concatenate([*counts, np.zeros(0 if len(rows) else 1, np.int64)])
-    enough = int(np.quantile(lengths, 0.99, method="higher"))
+    enough = max(1, int(np.quantile(lengths, 0.99, method="higher")))
+    keeps = (
+        f"events have {lengths.min()} to {lengths.max()} values; '{name}[:, :{enough}]' keeps all "
+        "of 99 % of them, and pads with zeros"
+    )
     return {
         **{"events": len(rows), "shape": ["var", *rows.inner], "dtype": rows.dtype.name},
         **statistics.facts(),
         "lengths": [int(lengths.min()), float(lengths.mean()), int(lengths.max())],
         "stored": "lists",
         "advice": [
-            f"events have {lengths.min()} to {lengths.max()} values; "
-            f"'{name}[:, :{max(1, enough)}]' keeps all of 99 % of them, and pads with zeros",
+            *([keeps] if len(rows) else []),
             *statistics.advice(),
         ],
     }
@@ -194,7 +250,7 @@ class Statistics:
     """Of the values of an array, which come in parts."""
 
     def __init__(self) -> None:
-        self.count = self.zeros = self.finite = 0
+        self.count = self.zeros = self.negative = self.finite = self.at_low = 0
         self.sum, self.low, self.high = 0.0, math.inf, -math.inf
         self.classes: dict[int, int] | None = {}  # None: these are no classes
 
@@ -205,9 +261,13 @@ class Statistics:
         self.count += numbers.size
         self.finite += finite.size
         self.zeros += int(numbers.size - np.count_nonzero(numbers))
+        self.negative += int((finite < 0).sum())
         if finite.size:
             self.sum += float(finite.sum())
-            self.low = min(self.low, float(finite.min()))
+            low = float(finite.min())
+            if low < self.low:
+                self.low, self.at_low = low, 0
+            self.at_low += int((finite == self.low).sum())
             self.high = max(self.high, float(finite.max()))
         if self.classes is not None:
             self._add_classes(values)
@@ -229,6 +289,7 @@ class Statistics:
             "mean": self.sum / self.finite if any_finite else None,
             "max": self.high if any_finite else None,
             "zeros": self.zeros / self.count if self.count else None,
+            "negative": self.negative / self.finite if any_finite else None,
             "non_finite": self.count - self.finite,
             "classes": dict(sorted(self.classes.items())) if self.classes else None,
         }
@@ -236,13 +297,11 @@ class Statistics:
     def advice(self) -> Iterator[str]:
         if odd := self.count - self.finite:
             yield f"{odd} of {self.count} values are not finite (nan or inf)"
-        if self.finite > 1 and self.low == self.high:
-            yield f"all values are {self.low:g}"
-        if self.classes and len(self.classes) > 1:
-            number, events = min(self.classes.items(), key=lambda each: each[1])
-            share = events / sum(self.classes.values())
-            if share < 0.1 / len(self.classes):
-                yield f"class {number} is rare: {events} events, {share:.2%}"
+        if self.low in NOT_MEASURED and 1 < self.at_low < self.finite:
+            yield (
+                f"{self.low:g} is {self.at_low} of {self.count} values, and the smallest: where "
+                "it stands for what was not measured, see 'Values that are missing' in docs/data.md"
+            )
 
 
 def classes_in(values: np.ndarray) -> np.ndarray | None:
@@ -266,6 +325,8 @@ def stored(source: Source, name: str, rows: Rows) -> str:
         level = "" if rows.compression_opts is None else f" {rows.compression_opts}"
         packed = f", {rows.compression}{level}" if rows.compression else ""
         return f"chunks of {' x '.join(map(str, rows.chunks))}{packed}"
+    if isinstance(rows, Same):
+        return "the file"
     if name in source.compressed:
         return "compressed"
     if rows.chunks is None:
@@ -333,6 +394,11 @@ def differences(first: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
         yield f"lacks {some(lacking)}, which '{first['file']}' has"
     if added := [name for name in here if name not in there]:
         yield f"has {some(added)}, which '{first['file']}' lacks"
+    if first["trees"] != other["trees"]:
+        yield (
+            f"its trees are {some(other['trees'])}, and {some(first['trees'])} in "
+            f"'{first['file']}'; where each file has one tree, names without it are found in all"
+        )
     for name in [name for name in here if name in there]:
         forms = [(tuple(each["shape"]), each["dtype"]) for each in (here[name], there[name])]
         if forms[0] != forms[1]:
@@ -356,7 +422,8 @@ HEADINGS = ("array", "events", "an event", "type", "min", "mean", "max", "zeros"
 def written(file: dict[str, Any]) -> str:
     """A table of the arrays, their classes, and advice."""
     usable = [each for each in file["arrays"] if "error" not in each]
-    lines = [f"{file['file']}: {file['format']}, {size(file['bytes'])}"]
+    tree = f", tree {some(file['trees'])}" if file["trees"] else ""
+    lines = [f"{file['file']}: {file['format']}{tree}, {size(file['bytes'])}"]
     if usable:
         lines += ["  " + line for line in _table([(*HEADINGS, "stored"), *map(_row, usable)])]
     lines += [
@@ -364,8 +431,25 @@ def written(file: dict[str, Any]) -> str:
         for each in usable
         if len(each["classes"] or ()) > 1
     ]
+    lines += [
+        f"  {each['name']}: weights from {each['min']:.4g} to {each['max']:.4g}, "
+        f"{each['negative']:.1%} negative"
+        for each in usable
+        if each["name"] == file.get("weights") and each["negative"] is not None
+    ]
     lines += [f"  not usable: {each['error']}" for each in file["arrays"] if "error" in each]
     lines += [f"  ! {line}" for line in file["advice"]]
+    return "\n".join(lines)
+
+
+def written_together(report: dict[str, Any]) -> str:
+    lines = [f"all {len(report['files'])} files together:"]
+    lines += [
+        f"  {name}: {_balance(classes)}"
+        for name, classes in report["classes"].items()
+        if len(classes or ()) > 1
+    ]
+    lines += [f"  ! {line}" for line in report["advice"]]
     return "\n".join(lines)
 
 

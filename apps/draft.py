@@ -26,20 +26,33 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from apps import frameworks
+from apps import frameworks, mistakes
 from apps.check import first_events, shapes
-from apps.contract import OWN_LOSS, Data, Model, N3LOError, Plain, Training, read_json, write_json
+from apps.contract import (
+    FILE,
+    OWN_LOSS,
+    Data,
+    Model,
+    N3LOError,
+    Plain,
+    Training,
+    read_json,
+    write_json,
+)
 from apps.data import make_batch
 from apps.experiment import build_model, call, make_experiment
 from apps.formats import Source, open_file, stacked_names
 from apps.hdf5 import Index, Reader, index_files
-from apps.rows import Jagged
+from apps.rows import Jagged, Rows
 from apps.sources import describe, imported, source_file
+
+Form = tuple[tuple[int, ...], np.dtype[Any]]  # shape of one event, and stored type
 
 CPU = torch.device("cpu")
 TRIED_EVENTS = 4  # that the model is called with; BatchNorm needs two
 LOOKED_AT = 2000  # targets of which the kind is found out
 MOST_TRIES = 60  # of fields as inputs
+MOST_REASONS = 5  # in a message
 VARYING_S = 20.0  # for trying arguments of the model
 LARGE = 5_000_000  # parameters; what is wider still takes memory
 VERY_LARGE = 50_000_000
@@ -63,7 +76,8 @@ def draft(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         request: model ("file.py", "file.py:Name" or "package.module:Name"), args (of the model),
-            files (absolute), inputs and targets (names of fields; empty: to be found).
+            files (absolute), file_numbers (what "@file" is in each; None where that is nothing to
+            learn), inputs and targets (names of fields; empty: to be found).
 
     Raises:
         N3LOError: there is no such model, or nothing in the data fits it.
@@ -72,24 +86,31 @@ def draft(request: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     frameworks.choose_backend()
     torch.manual_seed(1)
-    source, make = find_model(request["model"], request["args"])
+    source, make, others = find_model(request["model"], request["args"])
     own = {**defaults(make), **request["args"]}
     model = build_model(Model(source=source, args=own))
-    events, named = Events(request["files"]), (request["inputs"], request["targets"])
+    events = Events(request["files"], request.get("file_numbers"))
+    named = request["inputs"], request["targets"]
+    if events.remedy and not all(named):
+        raise N3LOError(f"{request['files'][0]}: {events.remedy}")
     if knows_loss(model):
         trial = own_trial(source, own, events, *named)
     else:
+        mistakes.check_weights(model, source.rpartition(":")[2])
         trial = fitted(source, model, events, *named)
     free = set(own) - set(request["args"]) if isinstance(model, nn.Module) else set()
     return {
         "source": source,
+        "others": others,
         "args": own,
         "space": Variations(source, own, trial).space(free),
         "fields": {name: _form(shape, dtype) for name, (shape, dtype) in events.fields.items()},
         "events": events.number,
+        "keys": trial.keys,
         "inputs": trial.inputs,
         "targets": trial.targets,
         "loss": trial.fit.loss,
+        "optimizer": frameworks.compiled_optimizer(model),
         "metrics": list(trial.fit.metrics),
         "why": trial.fit.why,
     }
@@ -104,8 +125,8 @@ def _form(shape: Sequence[int], dtype: np.dtype[Any]) -> str:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def find_model(wanted: str, args: Mapping[str, Plain]) -> tuple[str, Callable[..., Any]]:
-    """The source of a model as a study has it, and what makes it.
+def find_model(wanted: str, args: Mapping[str, Plain]) -> tuple[str, Callable[..., Any], list[str]]:
+    """The source of a model as a study has it, what makes it, and what else could be meant.
 
     Of several in a file: a factory of a usual name, or else the last module class whose arguments
     are all known.
@@ -119,13 +140,19 @@ def find_model(wanted: str, args: Mapping[str, Plain]) -> tuple[str, Callable[..
     if name:
         if not hasattr(module, name):
             raise N3LOError(f"{shown}: there is no '{name}', only {_listed(_models(module))}")
-        return wanted, _complete(shown, name, getattr(module, name), args)
+        return wanted, _complete(shown, name, getattr(module, name), args), []
     found = _models(module)
     if not found:
+        made = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
         raise N3LOError(
-            f"{shown}: there is no torch.nn.Module class and no function "
-            f"{', '.join(FACTORIES[:-1])} in it; name what makes the model, as in "
-            f"{Path(place).name}:Name"
+            f"{shown}: there is no class of torch.nn.Module or keras.Model and no function "
+            f"{', '.join(FACTORIES[:-1])} in it; "
+            + (
+                f"'{made[-1]}' is a model, and each training makes one anew: make it in a function "
+                f"get_model that returns it"
+                if made
+                else f"name what makes the model, as in {Path(place).name}:Name"
+            )
         )
     ready = [name for name, make in found.items() if not missing(make, args)]
     if len(found) > 1 and not ready:
@@ -135,7 +162,8 @@ def find_model(wanted: str, args: Mapping[str, Plain]) -> tuple[str, Callable[..
         )
     factories = [name for name in FACTORIES if name in ready]
     [chosen, *_] = [*factories, *reversed(ready), *found]
-    return f"{place}:{chosen}", _complete(shown, chosen, found[chosen], args)
+    others = [name for name in ready if name != chosen]
+    return f"{place}:{chosen}", _complete(shown, chosen, found[chosen], args), others
 
 
 def _models(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -146,7 +174,11 @@ def _models(module: ModuleType) -> dict[str, Callable[..., Any]]:
         if getattr(value, "__module__", None) == module.__name__
         and (
             (name in FACTORIES and inspect.isfunction(value))
-            or (inspect.isclass(value) and issubclass(value, nn.Module))
+            or (
+                inspect.isclass(value)
+                and issubclass(value, nn.Module)
+                and not frameworks.is_layer(value)
+            )
         )
     }
 
@@ -206,13 +238,28 @@ class Events:
     """Fields of the data files, read as a study's would be; each once."""
 
     files: Sequence[str]
+    file_numbers: Sequence[float] | None = None  # of which "@file" may be a target
     samples: dict[str, Sample] = field(default_factory=dict)
 
     @cached_property
-    def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """What has a row for each event: shape of one event and stored type, by name."""
+    def _found(self) -> tuple[dict[str, Form], list[str], str]:
         with open_file(self.files[0]) as file:
-            return dict(_datasets(file))
+            return (*_datasets(file), file.remedy())
+
+    @property
+    def fields(self) -> dict[str, Form]:
+        """What has a row for each event: shape of one event and stored type, by name."""
+        return self._found[0]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What else there is, each with the reason."""
+        return self._found[1]
+
+    @property
+    def remedy(self) -> str:
+        """What to do first with such files; or nothing."""
+        return self._found[2]
 
     @property
     def number(self) -> int:
@@ -226,24 +273,41 @@ class Events:
             N3LOError: there is no such field, or it is not one of numbers.
         """
         if text not in self.samples:
-            data = Data(files=list(self.files), inputs=text, targets=text)
-            self.samples[text] = Sample(text, index_files(data))
+            self.samples[text] = Sample(text, index_files(self.data(text, text)))
         return self.samples[text]
 
+    def data(self, inputs: Any, targets: Any) -> Data:
+        """As a study has them."""
+        numbers = self.file_numbers and list(self.file_numbers)
+        return Data(files=list(self.files), file_numbers=numbers, inputs=inputs, targets=targets)
 
-def _datasets(file: Source) -> Iterator[tuple[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
-    """Those of numbers that have as many rows as most others, and as many values in each."""
-    every = {name: rows for name, rows in file.usable() if not isinstance(rows, N3LOError)}
-    found = {
-        name: each
-        for name, each in every.items()
-        if not isinstance(each, Jagged) and each.dtype.kind in "fiub" and len(each.shape) > 0
-    }
-    lengths = [each.shape[0] for each in found.values()]
+
+def _datasets(file: Source) -> tuple[dict[str, Form], list[str]]:
+    """Those of numbers that have as many rows as most others, and as many values in each.
+
+    Of the others, why not.
+    """
+    found: dict[str, Rows] = {}
+    reasons: list[str] = []
+    jagged: list[str] = []
+    for name, rows in file.usable():
+        if isinstance(rows, N3LOError):
+            reasons.append(str(rows).removeprefix(f"{file.filename}: "))
+        elif isinstance(rows, Jagged):
+            jagged.append(name)
+        else:
+            found[name] = rows
+    if jagged:
+        reasons.append(f"events of different lengths, as {jagged[0]} (name '{jagged[0]}[:, :10]')")
+    lengths = [len(each) for each in found.values()]
     events = max(lengths, key=lengths.count, default=0)
-    for name, each in found.items():
-        if each.shape[0] == events:
-            yield name, (tuple(each.shape[1:]), each.dtype)
+    reasons += [
+        f"'{name}' has {len(each)} events, and others have {events}"
+        for name, each in found.items()
+        if len(each) != events
+    ]
+    fitting = {name: each for name, each in found.items() if len(each) == events}
+    return {name: (tuple(each.shape[1:]), each.dtype) for name, each in fitting.items()}, reasons
 
 
 @dataclass(frozen=True)
@@ -296,6 +360,7 @@ class Trial:
     values: Any  # of the inputs
     outputs: list[torch.Tensor]
     fit: Fit
+    keys: tuple[Sequence[str], Sequence[str]] = ((), ())  # of tables of inputs and of outputs
 
 
 def fitted(
@@ -311,7 +376,7 @@ def fitted(
     for names in [list(inputs)] if inputs else input_candidates(model, events, targets):
         samples = [events.sample(each) for each in names]
         values = _values(samples)
-        outputs, failed = _called(model, values, source)
+        outputs, failed = _called(model, values, source, names)
         if outputs is None:
             reason = reason or f"{', '.join(names)} as {_shapes(samples)}: {failed}"
             continue
@@ -328,9 +393,43 @@ def fitted(
     taken = ", ".join(each.name for each in _forward(model)) or "anything"
     there = ", ".join(f"{each} {_form(*of)}" for each, of in events.fields.items())
     raise N3LOError(
-        f"{name} takes {taken}, and an event has {there}; nothing fits"
-        f"{': ' + reason if reason else ''}; name them by --inputs and --targets"
+        f"{name} takes {taken}, and an event has {there or 'no array of numbers'}; nothing fits"
+        f"{': ' + reason if reason else ''}{_left_out(events)}; "
+        f"name them by --inputs and --targets{_as_one_input(model, events, inputs, source)}"
     )
+
+
+def _left_out(events: Events) -> str:
+    reasons = events.left_out
+    more = f" and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+    return f"; not usable: {'; '.join(reasons[:MOST_REASONS])}{more}" if reasons else ""
+
+
+def _as_one_input(model: Any, events: Events, inputs: Sequence[str], source: str) -> str:
+    """How to name columns as one input, of as many as a model of one argument takes."""
+    columns = [
+        name
+        for name, (shape, _) in events.fields.items()
+        if not shape and (name in inputs if inputs else not is_like(TARGET, name))
+    ]
+    if len(_forward(model)) != 1 or len(columns) < 2:
+        return ""
+    if not inputs:
+        numbers = range(2, min(len(columns), MOST_TRIES) + 1)
+        stacks = [f"({', '.join(columns[:number])})" for number in numbers]
+        fitting = next((each for each in stacks if _takes(model, events, each, source)), None)
+        if fitting is None:
+            return ""
+        return f'; it takes {fitting.count(",") + 1} columns as one, as in --inputs "{fitting}"'
+    return f'; several columns are one input in parentheses: --inputs "({", ".join(inputs)})"'
+
+
+def _takes(model: Any, events: Events, text: str, source: str) -> bool:
+    try:
+        values = events.sample(text).inputs
+    except N3LOError:
+        return False
+    return _called(model, values, source)[0] is not None
 
 
 def _values(samples: Sequence[Sample]) -> Any:
@@ -358,8 +457,9 @@ def _forward(model: Any) -> list[inspect.Parameter]:
 def input_candidates(model: Any, events: Events, targets: Sequence[str]) -> Iterator[list[str]]:
     """Fields that the model may be meant for, the likeliest first."""
     free = [name for name in events.fields if name not in targets and not is_like(TARGET, name)]
-    called = [each.name.lower() for each in _forward(model)]
-    by_name = {name.rpartition("/")[2].lower(): name for name in events.fields}
+    names = frameworks.names_in(model, "input") or [each.name for each in _forward(model)]
+    called = [each.lower() for each in names]
+    by_name = _by_name(events)
     number = len(getattr(model, "inputs", None) or called) or 1  # a Keras model has a list of them
     found = []
     if len(called) == number and by_name.keys() >= set(called):
@@ -371,6 +471,12 @@ def input_candidates(model: Any, events: Events, targets: Sequence[str]) -> Iter
     else:
         found += [list(names) for names in itertools.permutations(free, number)][:MOST_TRIES]
     yield from found[:MOST_TRIES]
+
+
+def _by_name(events: Events) -> dict[str, str]:
+    """The fields by the last parts of their names, in small letters; of several the shortest."""
+    names = sorted(events.fields, key=len, reverse=True)
+    return {name.rpartition("/")[2].lower(): name for name in names}
 
 
 def _stacks(columns: Sequence[str]) -> Iterator[str]:
@@ -392,15 +498,18 @@ def knows_loss(model: Any) -> bool:
     return frameworks.maker_of(model) is not None and getattr(model, "compiled", True)
 
 
-def _called(model: Any, values: Any, source: str) -> tuple[list[torch.Tensor] | None, str]:
+def _called(
+    model: Any, values: Any, source: str, names: Sequence[str] = ()
+) -> tuple[list[torch.Tensor] | None, str]:
     """What the model gives, one tensor with a row an event each; or None, and why not."""
     model.eval()
+    watch, is_keras = mistakes.Watch(model), frameworks.maker_of(model) is not None
     try:
-        with torch.no_grad():
-            is_keras = frameworks.maker_of(model) is not None
+        with torch.no_grad(), watch.watching():
             outputs = model(values) if is_keras else call(model, values)
-    except Exception as error:  # noqa: BLE001  a user's model can raise anything
-        return None, describe(error, source_file(source))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's model can raise anything
+        reason = None if is_keras else mistakes.explain(watch, names, values)
+        return None, reason or describe(error, source_file(source))
     outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     parts = list(values.values()) if isinstance(values, dict) else values
     number = len(parts[0] if isinstance(parts, list) else parts)
@@ -448,30 +557,48 @@ def own_trial(
     """
     refused: N3LOError | None = None
     model = build_model(Model(source=source, args=dict(args)))
+    keys = frameworks.keys_of(model, "input"), frameworks.keys_of(model, "output")
     for names in [list(inputs)] if inputs else input_candidates(model, events, targets):
-        for named in [list(targets)] if targets else target_candidates(events, names):
+        alike = _named_like(frameworks.names_in(model, "output"), events, names)
+        for named in [list(targets)] if targets else [*alike, *target_candidates(events, names)]:
             try:
-                measured = _judged(source, args, events, names, named)
+                chosen = as_study(names, keys[0]), as_study(named, keys[1])
+                measured = _judged(source, args, events, *chosen)
             except N3LOError as error:
                 refused = refused or error
                 continue
             fit = Fit(loss=OWN_LOSS, metrics=measured, why="its own loss knows how")
-            values = _values([events.sample(each) for each in names])
-            return Trial(inputs=names, targets=named, values=values, outputs=[], fit=fit)
+            samples = [events.sample(each) for each in names]
+            values = _values(samples)
+            if isinstance(chosen[0], dict):
+                values = {key: each.inputs for key, each in zip(keys[0], samples, strict=True)}
+            return Trial(inputs=names, targets=named, values=values, outputs=[], fit=fit, keys=keys)
     raise refused or N3LOError(f"{source}: the data have nothing to give it")
 
 
+def _named_like(outputs: Sequence[str], events: Events, inputs: Sequence[str]) -> list[list[str]]:
+    """The fields with the names of all outputs, if there are such."""
+    by_name = {name: field for name, field in _by_name(events).items() if field not in inputs}
+    called = [each.lower() for each in outputs]
+    return [[by_name[each] for each in called]] if called and by_name.keys() >= set(called) else []
+
+
+def as_study(names: Sequence[str], keys: Sequence[str]) -> Any:
+    """Fields as `data.inputs` and `data.targets` have them: a table, where the model has one."""
+    if len(names) == len(keys):
+        return dict(zip(keys, names, strict=True))
+    return names[0] if len(names) == 1 else list(names)
+
+
 def _judged(
-    source: str, args: Mapping[str, Plain], events: Events, inputs: list[str], targets: list[str]
+    source: str, args: Mapping[str, Plain], events: Events, inputs: Any, targets: Any
 ) -> tuple[str, ...]:
     """What is measured of such a model, after it was called with two events.
 
     Raises:
         N3LOError: it fails.
     """
-    chosen = [names[0] if len(names) == 1 else names for names in (inputs, targets)]
-    data = Data(files=list(events.files), inputs=chosen[0], targets=chosen[1])
-    batch = first_events(index_files(data))
+    batch = first_events(index_files(events.data(inputs, targets)))
     training = Training(loss=OWN_LOSS)
     try:
         experiment = make_experiment(Model(source=source, args=dict(args)), training, lambda: batch)
@@ -485,10 +612,12 @@ def _judged(
 
 
 def target_candidates(events: Events, inputs: Sequence[str]) -> list[list[str]]:
-    """Each field that is no input, the likeliest first."""
+    """Each field that is no input, the likeliest first: by its name, or else the file."""
     used = {part for each in inputs for part in _parts(each)}
     free = [name for name in events.fields if name not in used]
-    return [[name] for name in sorted(free, key=lambda name: not is_like(TARGET, name))]
+    named = [name for name in free if is_like(TARGET, name)]
+    of_file = [FILE] if events.file_numbers is not None else []
+    return [[name] for name in (*named, *of_file, *(each for each in free if each not in named))]
 
 
 def fit(output: torch.Tensor, sample: Sample) -> Fit | None:

@@ -34,7 +34,15 @@ from apps.new_h5 import new_h5
 from apps.trained import load_trained, this_device
 from apps.transforms import Kept, kept, with_kept
 
-Keep = Callable[[int, np.ndarray, Mapping[str, Tensor]], None]  # fold, events, their means by name
+
+class Told(NamedTuple):
+    """An array of a file, and what is said of it there."""
+
+    values: Tensor
+    attributes: Mapping[str, str] = {}
+
+
+Keep = Callable[[int, np.ndarray, Mapping[str, Told]], None]  # fold, events, their means by name
 
 CAUTION = (
     "± is the spread over folds; a gain is a difference on the same events. The trials were chosen "
@@ -105,7 +113,8 @@ def ensemble(members: Sequence[Member], to: Path | None = None) -> Scores:
     Args:
         to: a folder for `ensemble.json` and `predictions.h5`, which has the mean of all members:
             `foldK/events` (N,), numbered through all files of the study, and `foldK/output`
-            (N, ...), or `output_NAME` or `output_NUMBER` for each of several.
+            (N, ...), or `output_NAME` or `output_NUMBER` for each of several, whose attribute
+            `values` says whether they are probabilities or outputs as models give them.
 
     Raises:
         N3LOError: a task is not finished, is no supervised training, or does not fit the first
@@ -161,6 +170,7 @@ def asked_of(task: TrainTask) -> dict[str, Any]:
     return {
         "fold": task.fold,
         "data.targets": task.data.targets,
+        "data.weights": task.data.weights,
         "training.loss": task.training.loss,
         "training.metrics": task.training.metrics,
     }
@@ -196,6 +206,7 @@ LOG_PROBABILITIES = Average(
 AVERAGES = {
     "cross_entropy": LOG_PROBABILITIES._replace(form=partial(torch.log_softmax, dim=1)),
     "nll_loss": LOG_PROBABILITIES,
+    "binary_cross_entropy": OUTPUTS._replace(of="probabilities"),
     "binary_cross_entropy_with_logits": Average(
         "probabilities", two_classes, torch.logaddexp, lambda log, _: log[0] - log[1], torch.sigmoid
     ),
@@ -234,9 +245,11 @@ def judge(models: Sequence[Model], keep: Keep) -> tuple[np.ndarray, np.ndarray]:
                 means[name] = average.back(totals[name], number + 1)
             single[number] += sums(first, outputs, batch)
             averaged[number] += sums(first, means, batch)
-        keep(
-            task.fold, events, {name: averages[name].written(each) for name, each in means.items()}
-        )
+        written = {
+            name: Told(averages[name].written(each), {"values": averages[name].of})
+            for name, each in means.items()
+        }
+        keep(task.fold, events, written)
     return values_of(first, single), values_of(first, averaged)
 
 
@@ -260,7 +273,7 @@ def sums(experiment: Supervised, outputs: dict[str, Tensor], batch: Batch) -> Te
     as_given: Any = {key: outputs[name] for name, key in names(batch.targets).items()}
     if not isinstance(batch.targets, dict):
         as_given = list(outputs.values()) if isinstance(batch.targets, list) else as_given[None]
-    return experiment.sums(experiment.loss(as_given, batch.targets), as_given, batch)
+    return experiment.sums(experiment.loss(as_given, batch), as_given, batch)
 
 
 def names(targets: Any) -> dict[str, Key]:
@@ -399,11 +412,11 @@ def predictions(folder: Path | None) -> Iterator[Keep]:
     try:
         with new_h5(folder / "predictions.h5") as (file, check_disk):
 
-            def keep(fold: int, events: np.ndarray, means: Mapping[str, Tensor]) -> None:
+            def keep(fold: int, events: np.ndarray, means: Mapping[str, Told]) -> None:
                 group = file.require_group(f"fold{fold}")
-                append(group, "events", events)
-                for name, values in means.items():
-                    append(group, name, values.cpu().numpy())
+                append(group, "events", Told(torch.from_numpy(events)))
+                for name, each in means.items():
+                    append(group, name, each)
                 check_disk()
 
             yield keep
@@ -413,9 +426,11 @@ def predictions(folder: Path | None) -> Iterator[Keep]:
         raise
 
 
-def append(group: h5py.Group, name: str, values: np.ndarray) -> None:
+def append(group: h5py.Group, name: str, told: Told) -> None:
+    values = told.values.cpu().numpy()
     if name not in group:
-        group.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]))
+        dataset = group.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]))
+        dataset.attrs.update(told.attributes)
         return
     dataset = group[name]
     dataset.resize(len(dataset) + len(values), axis=0)

@@ -117,9 +117,26 @@ class Experiment:
         """The state of each network, from what `weights.pt` holds."""
         raise NotImplementedError
 
+    def forward(self, model: nn.Module, inputs: Any) -> Any:
+        """What a network gives, in the precision of the study; in float32 for the loss."""
+        with self.autocast(self.device):
+            outputs = call(model, inputs)
+        return float32(outputs)
+
     def served(self, network: str) -> nn.Module:
         """A network in the form in which others call it."""
         return self.networks[network]
+
+    def check_weights(self) -> None:
+        """See that losses and metrics take the weights of events.
+
+        Raises:
+            N3LOError: they do not.
+        """
+        raise N3LOError(
+            "data.weights: the model brings its losses (training.loss = 'own'), which are given no "
+            "weights; leave it out, and name the weights among data.targets for a loss of the model"
+        )
 
     def inspect(self, batch: Batch) -> list[str]:
         """Warnings about data of which this is a part.
@@ -137,6 +154,9 @@ class Experiment:
                 network.eval()
             for _ in self.updates(self.networks, batch):
                 pass
+
+    def moved(self, network: str) -> None:
+        """What follows each update of a network, where all its weights are one rank's."""
 
     def train(self, mode: bool) -> None:
         """Switch dropout and BatchNorm between training and validation."""
@@ -189,20 +209,28 @@ class Experiment:
 class Supervised(Experiment):
     """One model that learns to give the targets from the inputs.
 
-    Sums are one vector: of the loss its sum and count, and then what each metric adds up.
+    Sums are one vector: of the loss its sum and that of the weights, or of the events where they
+    have none, and then what each metric adds up.
     """
 
     def __init__(
-        self, model: nn.Module, training: Training, collate: Callable[[Any], Any] | None = None
+        self,
+        model: nn.Module,
+        training: Training,
+        collate: Callable[[Any], Any] | None = None,
+        example: Callable[[], Batch] | None = None,
     ) -> None:
         """
         Args:
             collate: from the inputs of a batch to what the model is called with.
+            example: gives events, for metrics that take their form from the targets.
         """
         super().__init__({"model": model}, training)
         self._collate = collate
         self.losses = Losses(training)
         self._metrics = [make_metric(each, self.losses.name) for each in training.metrics]
+        for each in self._metrics if example is not None else ():
+            each.learn(example)
         self._sizes = [2, *(each.size for each in self._metrics)]
         self.metrics = ["loss", *(each.name for each in self._metrics)]
 
@@ -235,36 +263,42 @@ class Supervised(Experiment):
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         outputs = self.forward(self.networks["model"], batch.inputs)
-        return self.sums(self.loss(outputs, batch.targets), outputs, batch)
+        return self.sums(self.loss(outputs, batch), outputs, batch)
 
     def _update(self, model: nn.Module, batch: Batch) -> Update:
         outputs = self.forward(model, batch.inputs)
-        loss = self.loss(outputs, batch.targets)
+        loss = self.loss(outputs, batch)
         return Update("model", loss, self.sums(loss, outputs, batch))
 
     def forward(self, model: nn.Module, inputs: Any) -> Any:
-        """What the model gives, in the precision of the study; in float32 for the loss."""
-        if self._collate is not None:
-            inputs = self._collate(inputs)
-        with self.autocast(self.device):
-            outputs = call(model, inputs)
-        return float32(outputs)
+        return super().forward(model, inputs if self._collate is None else self._collate(inputs))
 
-    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The mean over the events; summed, if there are several outputs."""
-        return self.losses(outputs, targets)
+    def check_weights(self) -> None:
+        for metric in self._metrics:
+            if not metric.weighs:
+                raise N3LOError(
+                    f"training.metrics: '{metric.name}' is of torchmetrics and takes no weights of "
+                    "events, which data.weights gives; leave one of them out"
+                )
+
+    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        """The mean over the events, of weight times loss; summed over several outputs."""
+        return self.losses(outputs, batch.targets, batch.weights)
 
     def sums(self, loss: torch.Tensor, outputs: Any, batch: Batch) -> torch.Tensor:
         """What is measured of a batch, detached, as `no_sums`."""
         count = on_device(batch.num_events, loss)
-        of_loss = torch.stack([(loss.detach() * count).double(), count])
+        weight = count if batch.weights is None else batch.weights.double().sum()
+        of_loss = torch.stack([(loss.detach() * count).double(), weight])
         if not self._metrics:
             return of_loss
         found = {
             key: (output.detach(), target)
             for key, (output, target) in pairs(outputs, batch.targets).items()
         }
-        return torch.cat([of_loss, *(metric.sums(found) for metric in self._metrics)])
+        return torch.cat(
+            [of_loss, *(metric.sums(found, batch.weights) for metric in self._metrics)]
+        )
 
 
 def means_of(metrics: Sequence[str], sums: torch.Tensor) -> dict[str, float]:
@@ -303,17 +337,17 @@ def make_experiment(
     if not is_module:
         return made.experiment(training)
     if example is None or (make is None and not _is_lazy(made)):
-        return Supervised(made, training, change)
+        return Supervised(made, training, change, example)
     try:
         if make is not None:
             return make(made, training, example)
         with torch.no_grad():
             inputs = example().inputs
             call(made.eval(), change(inputs) if change else inputs)
-        return Supervised(made.train(), training, change)
+        return Supervised(made.train(), training, change, example)
     except N3LOError:
         raise
-    except Exception as error:  # a user's model can raise anything
+    except (Exception, SystemExit) as error:  # a user's model can raise anything
         name = model.source.rpartition(":")[2]
         raise N3LOError(
             f"model '{name}' fails on the first batch: {describe(error, model_file(model))}"
@@ -390,12 +424,14 @@ def build_model(settings: Model) -> Any:
     shown = shown_source("model.source", settings.source)
     frameworks.choose_backend()
     make = load_object("model.source", settings.source)
+    if isinstance(make, nn.Module):
+        raise N3LOError(f"{shown}: is a model already; name its class, or a function that gives it")
     signature = signature_of(make, shown)
     check_arguments(signature, settings.args, f"model.args of {shown}")
     try:
         with frameworks.new_model():
             model = make(**settings.args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's class can raise anything
         reason = frameworks.remedy(error) or describe(error, source_file(settings.source))
         odd = odd_arguments(signature, settings.args, "model.args")
         raise N3LOError(f"{shown}: {reason}{odd}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from apps.contract import Data, N3LOError
+from apps.contract import FILE, Data, N3LOError
 from apps.formats import Source, open_file
 from apps.rows import Rows
 
@@ -68,11 +69,14 @@ class Index:
     inputs: Fields
     targets: Fields
     block_events: int
+    weights: Field | None = None  # one number an event
+    file_numbers: np.ndarray  # what "@file" is in each file: (files,)
     reader: str | None = None  # `data.reader`
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        return self.inputs.members + self.targets.members
+        of_weights = () if self.weights is None else (self.weights,)
+        return self.inputs.members + self.targets.members + of_weights
 
     @property
     def num_events(self) -> int:
@@ -125,16 +129,18 @@ class Reader:
         path = self._index.files[file]
         first, last = run[[0, -1]] - self._index.file_starts[file]
         try:
-            values = self._dataset(path, field)[(slice(first, last + 1), *field.index)]
+            values = self._dataset(file, field)[(slice(first, last + 1), *field.index)]
         except OSError as error:
             raise N3LOError(f"{path}: '{field.text}' cannot be read: {error}") from error
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is reported
             return values[run - run[0]].astype(field.stored, copy=False)
 
-    def _dataset(self, path: str, field: Field) -> Rows:
+    def _dataset(self, file: int, field: Field) -> Rows:
+        path = self._index.files[file]
         if (path, field.text) not in self._datasets:
             if path not in self._files:
-                self._files[path] = open_file(path, self._index.reader)
+                number = self._index.file_numbers[file]
+                self._files[path] = open_file(path, self._index.reader, number)
             self._datasets[path, field.text] = self._files[path].find(field.dataset, field.index)
         return self._datasets[path, field.text]
 
@@ -145,28 +151,59 @@ class Reader:
         self._datasets.clear()
 
 
-def index_files(data: Data) -> Index:
+def index_files(data: Data, with_targets: bool = True) -> Index:
     """Look into every file of the study.
+
+    Args:
+        with_targets: False of events that are only predicted, which need have none, nor weights.
 
     Raises:
         N3LOError: a file or field is missing or unreadable, or they do not fit each other.
     """
-    reader = data.reader
-    with open_file(data.files[0], reader) as file:
+    reader, numbers = data.reader, _file_numbers(data, with_targets)
+    with open_file(data.files[0], reader, numbers[0]) as file:
         inputs = _fields(data.inputs, file, role="inputs")
-        targets = _fields(data.targets, file, role="targets")
+        targets = Fields(kind="list", members=())
+        weights = None
+        if with_targets:
+            targets = _fields(data.targets, file, role="targets")
+            if data.weights is not None:
+                weights = _weights(data.weights, file)
         chunks = _find(file, inputs.members[0]).chunks
+    by_role = {"inputs": inputs.members, "targets": targets.members}
+    if weights is not None:
+        by_role["weights"] = (weights,)
     index = Index(
         files=tuple(data.files),
-        file_events=tuple(_num_events(path, reader, inputs, targets) for path in data.files),
+        file_events=tuple(
+            _num_events(path, reader, number, by_role)
+            for path, number in zip(data.files, numbers, strict=True)
+        ),
         inputs=inputs,
         targets=targets,
         block_events=data.block_events or _block_events(chunks[0] if chunks else 1),
+        weights=weights,
+        file_numbers=numbers,
         reader=reader,
     )
     if index.num_events == 0:
         raise N3LOError(f"data.files: there is no event in {', '.join(data.files)}")
     return index
+
+
+def _file_numbers(data: Data, with_targets: bool) -> np.ndarray:
+    """(files,); whole ones are class numbers."""
+    given = data.file_numbers
+    is_needed = with_targets or FILE in str(data.inputs)
+    if given is None or not is_needed:
+        return np.arange(len(data.files))
+    if len(given) != len(data.files):
+        raise N3LOError(
+            f"data.file_numbers: {len(given)} numbers are not one for each of {len(data.files)} "
+            "files"
+        )
+    numbers = np.array(given)
+    return numbers.astype(np.int64) if (numbers == np.round(numbers)).all() else numbers
 
 
 def parse_field(text: str, name: str = "") -> Field:
@@ -241,6 +278,16 @@ def _fields(
     return Fields(kind=kind, members=tuple(_looked_up(file, field, role) for field in parsed))
 
 
+def _weights(named: str, file: Source) -> Field:
+    field = _looked_up(file, parse_field(named), "weights")
+    if math.prod(field.shape) != 1:
+        raise N3LOError(
+            f"{file.filename}: data.weights: '{named}' is {field.shape} an event, and a weight is "
+            "one number"
+        )
+    return field
+
+
 def _looked_up(file: Source, field: Field, role: str) -> Field:
     """The field with its shape and types, and names in place of a pattern, as this file has them.
 
@@ -260,6 +307,8 @@ def _looked_up(file: Source, field: Field, role: str) -> Field:
 
 def _dtype(raw: np.dtype[Any], shape: tuple[int, ...], role: str) -> np.dtype[Any]:
     """Numbers are float32; class numbers and indices (for an embedding) are int64."""
+    if role == "weights":
+        return FLOAT32
     kinds = "iub" if role == "targets" else "iu"  # yes or no are classes
     counts = raw.kind in kinds and (shape == () if role == "targets" else raw != np.uint8)
     return np.dtype(np.int64) if counts else FLOAT32
@@ -284,12 +333,14 @@ def _find(file: Source, field: Field) -> Rows:
     raise N3LOError(f"{file.filename}: there is no '{name}', only {shown}{more}{hint}")
 
 
-def _num_events(path: str, reader: str | None, inputs: Fields, targets: Fields) -> int:
+def _num_events(
+    path: str, reader: str | None, number: np.generic, by_role: Mapping[str, tuple[Field, ...]]
+) -> int:
     """The events of one file, after checking that it is like the first."""
     lengths: dict[str, int] = {}
-    with open_file(path, reader) as file:
-        for role, fields in (("inputs", inputs), ("targets", targets)):
-            for field in fields.members:
+    with open_file(path, reader, number) as file:
+        for role, fields in by_role.items():
+            for field in fields:
                 here = _looked_up(file, field, role)
                 if (here.shape, here.dtype) != (field.shape, field.dtype):
                     raise N3LOError(

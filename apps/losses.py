@@ -1,12 +1,14 @@
 """The losses that a study can name; each is a mean over the events of a batch.
 
 Ranks are averaged by their numbers of events, so nothing else would give the loss of all events.
+Of events with weights it is (1/B) sum_i w_i l_i, where the mean of w over the training events is 1:
+hence still a mean over events, for any sizes of batches.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import Any, TypeVar
 
@@ -29,7 +31,7 @@ T = TypeVar("T")
 
 Pair = tuple[Tensor, Tensor]  # outputs and targets, (B, ...) each
 Key = int | str | None  # of one of several targets: its place in a list, or its name in a table
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of outputs, targets, weights
 
 OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # (B, C) against numbers of classes
 LOSSES = (
@@ -40,6 +42,7 @@ LOSSES = (
     *("poisson_nll_loss", "kl_div"),
 )
 LOSS_ALIASES = {"mse": "mse_loss", "mae": "l1_loss", "bce": "binary_cross_entropy_with_logits"}
+WEIGHTS = "weights"  # how an own loss asks for those of the events
 NOT_TO_SET = ("input", "target", "size_average", "reduce", "reduction")
 
 
@@ -60,15 +63,24 @@ class Losses:
         self._losses = _of_each(training.loss, make_loss)
         self._weights = training.loss_weights
 
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """The mean over the events of what the model gives, (B, ...), or of several such."""
+    def __call__(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """The mean over the events of what the model gives, (B, ...), or of several such.
+
+        Args:
+            weights: of the events, (B,), by which their losses are multiplied.
+        """
         losses = []
         for key, (output, target) in pairs(outputs, targets).items():
-            loss = _at(self._losses, key, "training.loss")(output, target)
+            loss = self.of(key)(output, target, weights)
             if self._weights is not None:
                 loss = loss * _at(self._weights, key, "training.loss_weights")
             losses.append(loss)
         return reduce(torch.add, losses)
+
+    def of(self, key: Key) -> Loss:
+        """That of one of the targets."""
+        found: Loss = _at(self._losses, key, "training.loss")
+        return found
 
     def check(self, targets: Any) -> None:
         """See that there are as many losses and weights as targets.
@@ -151,6 +163,11 @@ def alike(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
+def mean_of_each(values: Tensor) -> Tensor:
+    """Of each event, (B,), from (B, ...)."""
+    return values.reshape(len(values), -1).mean(dim=1)
+
+
 def shape(tensor: Tensor) -> str:
     return f"({', '.join(['B', *map(str, tensor.shape[1:])])})"
 
@@ -177,16 +194,21 @@ def _of_torch(name: str, settings: dict[str, Plain]) -> Loss:
     check_arguments(signature.replace(parameters=free), settings, what)
     # Of weighted classes torch takes the mean over the weights, which ranks could not average.
     of_events = "weight" in settings or "ignore_index" in settings
-    reduction = "none" if of_events else "batchmean" if name == "kl_div" else "mean"
+    mean = "batchmean" if name == "kl_div" else "mean"
     on = _arguments(what, settings)
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         targets = _targets(name, outputs, targets)
+        reduction = "none" if of_events or weights is not None else mean
         try:
             values = function(outputs, targets, **on(outputs.device), reduction=reduction)
         except TypeError as error:
             raise N3LOError(f"{what}: {' '.join(str(error).split())}") from error
-        return values.mean() if of_events else values
+        if weights is None:
+            return values.mean() if of_events else values
+        if mean == "batchmean":
+            values = values * outputs[0].numel()
+        return (weights * mean_of_each(values)).mean()
 
     return loss
 
@@ -223,12 +245,25 @@ def _arguments(what: str, settings: dict[str, Plain]) -> Callable[[torch.device]
 
 
 def _own(source: str, settings: dict[str, Plain]) -> Loss:
-    """A function (outputs, targets) of the user's, or a class of such."""
-    what = shown_source("training.loss", source)
-    function = own_function(source, settings, "training.loss")
+    """A function (outputs, targets) of the user's, or a class of such.
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = call_own(function, outputs, targets, what, source_file(source))
+    One that takes `weights` is given those of the events, and weighs by itself; of another the
+    values of the events are multiplied by them.
+    """
+    what = shown_source("training.loss", source)
+    function = own_function(source, settings, "training.loss", may_take=(WEIGHTS,))
+    is_set = WEIGHTS in getattr(function, "keywords", {})  # by the study, to something of its own
+    parameter = None if is_set else _parameters(function).get(WEIGHTS)
+    weighs = parameter is not None
+
+    def loss(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        more = {WEIGHTS: weights} if weighs and weights is not None else {}
+        if weighs and not more and parameter.default is parameter.empty:
+            raise N3LOError(
+                f"{what}: asks for weights, and the study has none: name them as data.weights, or "
+                "give the argument the default None"
+            )
+        values = call_own(function, outputs, targets, what, source_file(source), **more)
         if not isinstance(values, Tensor):
             raise N3LOError(f"{what}: gives a {type(values).__name__}, not a tensor (no .item())")
         if values.numel() != 1 and (values.ndim == 0 or len(values) != len(outputs)):
@@ -236,13 +271,26 @@ def _own(source: str, settings: dict[str, Plain]) -> Loss:
                 f"{what}: gives {tuple(values.shape)}; it must be the mean over the events, or "
                 "have a value for each, (B,)"
             )
-        return values.mean()
+        if weights is None or weighs:
+            return values.mean()
+        if values.ndim == 0 or len(values) != len(outputs):
+            raise N3LOError(
+                f"{what}: gives {tuple(values.shape)}, of which data.weights cannot weigh the "
+                "events; return a value for each, (B,), or take an argument called weights, (B,), "
+                "and return the mean of weight times loss"
+            )
+        return (weights * mean_of_each(values)).mean()
 
     return loss
 
 
-def own_function(source: str, settings: dict[str, Plain], key: str) -> Callable[..., Any]:
+def own_function(
+    source: str, settings: dict[str, Plain], key: str, may_take: Sequence[str] = ()
+) -> Callable[..., Any]:
     """What a user's "file.py:name" is called as, with its arguments set.
+
+    Args:
+        may_take: what it is given by name beside outputs and targets, where it has it.
 
     Raises:
         N3LOError: it is not there, takes other arguments, or cannot be made.
@@ -259,18 +307,56 @@ def own_function(source: str, settings: dict[str, Plain], key: str) -> Callable[
             raise N3LOError(f"{what}: {describe(error, source_file(source))}") from error
         if isinstance(made, nn.Module) and any(each.requires_grad for each in made.parameters()):
             raise N3LOError(f"{what}: has weights of its own, which no optimizer trains")
+        _check_no_weight(_parameters(made), may_take, what)
         return made
-    arguments = {"outputs": None, "targets": None}
     signature = signature_of(made, what)
-    names = list(signature.parameters)[:2]
-    check_arguments(
-        signature, dict(zip(names, arguments.values(), strict=False)) | settings, what, tuple(names)
-    )
+    names = [*signature.parameters][:2]
+    names += [name for name in may_take if name in signature.parameters and name not in settings]
+    _check_no_weight(signature.parameters, (*may_take, *settings), what)
+    check_arguments(signature, dict.fromkeys(names) | settings, what, tuple(names))
     return partial(made, **settings)
 
 
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What it takes; nothing, where it does not tell."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _check_no_weight(
+    parameters: Mapping[str, inspect.Parameter], given: Sequence[str], what: str
+) -> None:
+    """
+    Raises:
+        N3LOError: it asks for weights of events in another way than they are given.
+    """
+    for name, parameter in [*parameters.items()][2:]:
+        if is_weight(name) and name not in given and parameter.default is parameter.empty:
+            weighs = WEIGHTS in given
+            way_out = f"call the argument {WEIGHTS}" if weighs else "they weigh what it returns"
+            raise N3LOError(
+                f"{what}: asks for '{name}': the weights of events are named by data.weights, and "
+                f"{way_out}"
+            )
+
+
+def is_weight(name: str) -> bool:
+    """Whether what is called so is the weight of an event: w, weights, genWeight, ..."""
+    name = name.lower()
+    ends = name.endswith(("weight", "weights")) and not name.startswith(("class", "loss"))
+    return ends or name in ("w", "wt", "wgt")
+
+
 def call_own(
-    function: Callable[..., Any], outputs: Tensor, targets: Tensor, what: str, file: str | None
+    function: Callable[..., Any],
+    outputs: Tensor,
+    targets: Tensor,
+    what: str,
+    file: str | None,
+    **more: Tensor,
 ) -> Any:
     """
     Raises:
@@ -279,7 +365,7 @@ def call_own(
     if isinstance(function, nn.Module):
         function.to(outputs.device)
     try:
-        return function(outputs, targets)
+        return function(outputs, targets, **more)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a user's function can raise anything

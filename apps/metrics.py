@@ -10,31 +10,50 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from apps.contract import N3LOError, Plain, metric_name
+from apps.data import Batch
 from apps.frameworks import vision
-from apps.losses import Key, Pair, alike, call_own, class_numbers, own_function, shape
-from apps.sources import check_arguments, choose, describe, shown_source, source_file
+from apps.losses import (
+    Key,
+    Pair,
+    alike,
+    call_own,
+    class_numbers,
+    mean_of_each,
+    own_function,
+    pairs,
+    shape,
+)
+from apps.sources import check_arguments, describe, shown_source, source_file
 
+KEY = "training.metrics"
 LIBRARY = "torchmetrics"
+OF_CLASSES = ("Multiclass", "Multilabel", "Binary")  # whose arguments say how large states are
 
 
 class Metric:
     """One of `training.metrics`."""
 
     size: int  # of the vector that is added up
+    weighs = False  # whether events may have weights
 
     def __init__(self, spec: str | Mapping[str, Plain]) -> None:
         settings = {"name": spec} if isinstance(spec, str) else dict(spec)
         self.name = metric_name(spec)
         self._of = settings.get("of")  # one of several targets; None = all
 
-    def sums(self, pairs: Mapping[Key, Pair]) -> Tensor:
-        """What is added up of a batch, (size,) float64, on its device."""
+    def sums(self, pairs: Mapping[Key, Pair], weights: Tensor | None = None) -> Tensor:
+        """What is added up of a batch, (size,) float64, on its device.
+
+        Args:
+            weights: of the events, (B,).
+        """
         chosen = pairs
         if self._of is not None:
             if self._of not in pairs:
@@ -44,13 +63,38 @@ class Metric:
                     f"{there if None not in pairs else 'one'}"
                 )
             chosen = {self._of: pairs[self._of]}
-        return torch.stack([self._sums(key, *pair) for key, pair in chosen.items()]).sum(dim=0)
+        sums = [self._named_sums(key, *pair, weights) for key, pair in chosen.items()]
+        return torch.stack(sums).sum(dim=0)
+
+    def learn(self, example: Callable[[], Batch]) -> None:
+        """Set the size, where it depends on the targets, by some events."""
 
     def value(self, sums: Tensor) -> float:
         """Of all events, from the sum over all batches and ranks."""
         raise NotImplementedError
 
-    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _named_sums(
+        self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """
+        Raises:
+            N3LOError: it fails; the text names it.
+        """
+        try:
+            return self._sums(key, outputs, targets, weights)
+        except torch.OutOfMemoryError:
+            raise
+        except N3LOError as error:
+            if str(error).startswith(KEY):
+                raise
+            raise N3LOError(f"{KEY}: '{self.name}': {error}") from error
+        except Exception as error:  # of a library
+            raise N3LOError(
+                f"{KEY}: '{self.name}': {describe(error)}; outputs are {shape(outputs)}, targets "
+                f"are {shape(targets)}"
+            ) from error
+
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         raise NotImplementedError
 
 
@@ -65,11 +109,15 @@ def make_metric(spec: str | Mapping[str, Plain], loss_of: Callable[[Key], str]) 
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     source = settings["name"]
     arguments = {key: value for key, value in settings.items() if key not in ("name", "as", "of")}
+    if ":" not in source and source not in METRICS:
+        raise N3LOError(
+            f"training.metrics: there is no '{source}', only {', '.join(sorted(METRICS))}; "
+            f"{_others(source)}"
+        )
     if ":" not in source:
-        function = choose("training.metrics", source, METRICS)
         if arguments:
             raise N3LOError(f"training.metrics: '{source}' takes no {', '.join(arguments)}")
-        return Mean(spec, function)
+        return Mean(spec, METRICS[source])
     where = shown_source("training.metrics", source)
     found = _of_library(source, where) if source.partition(":")[0] == LIBRARY else None
     if found is not None:
@@ -92,9 +140,12 @@ def make_metric(spec: str | Mapping[str, Plain], loss_of: Callable[[Key], str]) 
 
 
 class Mean(Metric):
-    """Of values that a function gives for each event; sum and count are added up."""
+    """Of values that a function gives for each event; their sum and count are added up.
 
-    size = 2
+    With weights these are sum w v and sum w.
+    """
+
+    size, weighs = 2, True
 
     def __init__(
         self, spec: str | Mapping[str, Plain], function: Callable[[Tensor, Tensor], Tensor]
@@ -102,9 +153,12 @@ class Mean(Metric):
         super().__init__(spec)
         self._function = function
 
-    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         values = self._function(outputs, targets)
-        return torch.stack([values.sum().double(), count_of(values)])
+        if weights is None:
+            return torch.stack([values.sum().double(), count_of(values)])
+        means, weights = mean_of_each(values.double()), weights.double()
+        return torch.stack([(weights * means).sum(), weights.sum()])
 
     def value(self, sums: Tensor) -> float:
         return (sums[0] / sums[1]).item()
@@ -164,9 +218,25 @@ class States(Metric):
         self._kind = type(metric).__name__
         self._check_states()
         metric.sync_on_compute = False  # ranks are added up by us
-        self._states: dict[str, Tensor] = dict(metric._defaults)
-        self._sizes = [each.numel() for each in self._states.values()]
+        self._dtypes = {name: each.dtype for name, each in metric._defaults.items()}
+        self._take_shapes(metric._defaults)
+
+    def _take_shapes(self, states: Mapping[str, Tensor]) -> None:
+        self._shapes = {name: states[name].shape for name in self._dtypes}
+        self._sizes = [each.numel() for each in self._shapes.values()]
         self.size = sum(self._sizes)
+
+    def learn(self, example: Callable[[], Batch]) -> None:
+        """Some states grow at the first update to the columns of targets, as those of R2Score."""
+        if self._kind.startswith(OF_CLASSES):
+            return
+        targets = example().targets
+        for key, (target, _) in pairs(targets, targets).items():
+            if self._of not in (None, key):
+                continue
+            with suppress(Exception):  # what does not suit it is told of true outputs
+                self._update(key, target.float(), target)
+                self._take_shapes(self._metric.metric_state)
 
     def _check_states(self) -> None:
         """
@@ -191,24 +261,25 @@ class States(Metric):
                 f"({', '.join(others) or 'it has no state'}); choose one whose states are sums"
             )
 
-    def _sums(self, key: Key, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _sums(self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         metric = self._metric
         if metric.device != outputs.device:
             metric.to(outputs.device)
-        prepared = self._prepared(key, outputs, targets)
-        metric.reset()
-        try:
-            metric.update(*prepared)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise N3LOError(
-                f"training.metrics: '{self._kind}': {describe(error)}; outputs are "
-                f"{shape(outputs)}, targets are {shape(targets)}"
-            ) from error
+        self._update(key, outputs, targets)
         if hasattr(metric, "validate_args"):
             metric.validate_args = False  # it would have a GPU wait for each batch
-        return torch.cat([getattr(metric, name).double().flatten() for name in self._states])
+        states = [getattr(metric, name).double().flatten() for name in self._shapes]
+        if [len(each) for each in states] != self._sizes:
+            raise N3LOError(
+                f"training.metrics: '{self._kind}' has states of other sizes for outputs "
+                f"{shape(outputs)} than for the first events; of several targets set of = one"
+            )
+        return torch.cat(states)
+
+    def _update(self, key: Key, outputs: Tensor, targets: Tensor) -> None:
+        """Have it hold one batch alone."""
+        self._metric.reset()
+        self._metric.update(*self._prepared(key, outputs, targets))
 
     def _prepared(self, key: Key, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """As torchmetrics takes them; whether outputs are logits it would guess, batch by batch."""
@@ -241,15 +312,15 @@ class States(Metric):
         metric = copy.deepcopy(self._metric).cpu()
         metric.reset()
         values = sums.cpu().split(self._sizes)
-        for (name, default), part in zip(self._states.items(), values, strict=True):
-            exact = torch.float64 if default.is_floating_point() else default.dtype
-            setattr(metric, name, part.to(exact).reshape(default.shape))
+        for (name, dtype), part in zip(self._dtypes.items(), values, strict=True):
+            exact = torch.float64 if dtype.is_floating_point else dtype
+            setattr(metric, name, part.to(exact).reshape(self._shapes[name]))
         metric._update_count = 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes without events
             try:
                 found = metric.compute()
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:  # of a library
                 raise N3LOError(f"training.metrics: '{self._kind}': {describe(error)}") from error
         if not isinstance(found, Tensor) or found.numel() != 1:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -290,9 +361,27 @@ def _of_library(source: str, where: str) -> Any:
             raise N3LOError(f"{where}: {describe(error)}") from error
         if hasattr(module, name):
             return getattr(module, name)
-    raise N3LOError(f"{where}: there is no '{name}'; as in 'torchmetrics:MulticlassF1Score'")
+    raise N3LOError(f"{where}: there is no '{name}'; {_others(name)}")
 
 
+def _others(name: str) -> str:
+    """Those of torchmetrics in whose names this one is, or how others are named at all."""
+    there: list[str] = []
+    with suppress(Exception):  # it may not be installed
+        vision.watch()
+        for part in PARTS:
+            there += vars(importlib.import_module(f"{LIBRARY}.{part}"))
+    wanted = name.lower().replace("_", "")
+    wanted = "auroc" if wanted in ("auc", "rocauc") else wanted
+    found = [
+        f"'{LIBRARY}:{each}'" for each in there if each[0].isupper() and wanted in each.lower()
+    ]
+    if found:
+        return f"{LIBRARY} has {', '.join(found[:MOST_OTHERS])}"
+    return f"others are named as '{LIBRARY}:MulticlassF1Score' or 'file.py:name'"
+
+
+MOST_OTHERS = 4  # names in a message
 PARTS = ("classification", "regression")
 
 

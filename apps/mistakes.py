@@ -11,7 +11,7 @@ import inspect
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,11 +22,12 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from apps.contract import N3LOError
-from apps.hdf5 import Fields, Index
+from apps.hdf5 import Fields
 from apps.losses import shape
 from apps.sources import LEAVE_THE_DEVICE, place_of
 
 MOST_NAMES = 3  # of weights, in a warning
+COMPILED = "_orig_mod."  # in names of weights, by torch.compile
 
 
 @contextmanager
@@ -99,15 +100,14 @@ class Watch:
         self.called = arguments, keywords
 
 
-def explain(watch: Watch, index: Index, inputs: Any) -> str | None:
+def explain(watch: Watch, names: Sequence[str], inputs: Any) -> str | None:
     """Why the model could not be called, and the way out; None if that is not known.
 
     Args:
-        inputs: of the batch, as the study names them.
+        names: of the inputs, in the study.
+        inputs: of the batch.
     """
-    given = {
-        id(each): name for each, name in zip(_leaves(inputs), names_of(index.inputs), strict=True)
-    }
+    given = {id(each): name for each, name in zip(_leaves(inputs), names, strict=False)}
     call = watch.failed
     if call is None:
         return _of_signature(watch) or _of_whole_numbers(watch, given)
@@ -318,6 +318,11 @@ def check_weights(network: nn.Module, name: str) -> None:
     Raises:
         N3LOError: there is nothing to train.
     """
+    if any(isinstance(each, torch.jit.ScriptModule) for each in network.modules()):
+        raise N3LOError(
+            f"model '{name}' is of torch.jit.script, whose layers cannot be looked at: give the "
+            "module itself; training.compile = true compiles it"
+        )
     parameters = list(network.parameters())
     if not parameters:
         raise N3LOError(
@@ -328,6 +333,15 @@ def check_weights(network: nn.Module, name: str) -> None:
         raise N3LOError(
             f"model '{name}': all its weights are frozen (requires_grad = False); leave some to "
             "train"
+        )
+
+
+def of_names(network: nn.Module) -> Iterator[str]:
+    """A warning about names that the weights of a compiled model have."""
+    if any(COMPILED in name for name, _ in network.named_parameters()):
+        yield (
+            "the model is compiled by torch.compile, so the names of its weights have "
+            f"'{COMPILED}' in them; give the module itself, and set training.compile = true"
         )
 
 

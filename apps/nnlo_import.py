@@ -11,9 +11,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,8 +33,13 @@ from apps.models import nnlo
 
 Adaptor = Callable[[np.ndarray], Any]
 
-TRIED = 3  # events that an adaptor is tried on
+TRIED = 4  # events whose numbers are all different, on which it is seen what an adaptor takes
 GUESSED = ((7, 5), (20,), (6, 5, 4))  # shapes of an event, where there is no file to look into
+# What an adaptor may treat in a way of its own: of whole numbers, and of others.
+WHOLE = (0, 1, -1, 2, -3, 100, -300, 70_000, -(2**20))
+OTHERS = (0.5, -0.25, 1e-3, -1e-5, 1e-8, 2.7, -99.6, 1e30, -1e30, np.nan, np.inf, -np.inf)
+PROBED = 2**20  # such numbers
+LOOKED_AT = 2**26  # bytes of the first file
 
 
 def main() -> None:
@@ -101,8 +109,8 @@ def _imported(path: Path) -> tuple[ModuleType, list[str]]:
     try:
         with nnlo.stand_ins() as missing, warnings.catch_warnings(action="ignore"):
             return importlib.import_module(path.stem), missing
-    except Exception as error:  # a user's file can raise anything
-        raise N3LOError(f"{path}: {describe(error, str(path))}") from error
+    except (Exception, SystemExit) as error:  # a user's file can raise anything
+        raise N3LOError(f"{path}: {_told(error, path)}") from error
 
 
 def _get_model(module: ModuleType, path: Path) -> Callable[..., Any]:
@@ -122,9 +130,15 @@ def _get_model(module: ModuleType, path: Path) -> Callable[..., Any]:
 def _made(get_model: Callable[..., Any], args: dict[str, Any], path: Path) -> nn.Module:
     try:
         model = get_model(**args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in args.items())
-        raise N3LOError(f"{path}: get_model({shown}): {describe(error, str(path))}") from error
+        raise N3LOError(f"{path}: get_model({shown}): {_told(error, path)}") from error
+    if isinstance(model, list | tuple | nnlo.Nothing):
+        raise N3LOError(
+            f"{path}: get_model gives several models that train together, or a class of NNLO's own "
+            "such as GANModel; for a GAN start from studies/calorimeter_gan.toml, and see "
+            "docs/coming_from_nnlo.md"
+        )
     if not isinstance(model, nn.Module):
         raise N3LOError(
             f"{path}: get_model gives a {type(model).__name__}, not a torch.nn.Module or a model "
@@ -139,13 +153,28 @@ def _said(module: ModuleType, function: str, path: Path) -> Any:
         return None
     try:
         return getattr(module, function)()
-    except Exception as error:
-        raise N3LOError(f"{path}: {function}(): {describe(error, str(path))}") from error
+    except (Exception, SystemExit) as error:
+        raise N3LOError(f"{path}: {function}(): {_told(error, path)}") from error
+
+
+def _told(error: BaseException, path: Path) -> str:
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r}); move that below if __name__ == '__main__'"
+    return describe(error, str(path))
 
 
 def _parameters(get_model: Callable[..., Any], path: Path) -> list[dict[str, Any]]:
     """The dimensions of get_model.parameter_range, as a study has them, with their names."""
-    return [_dimension(each, path) for each in getattr(get_model, "parameter_range", [])]
+    found = [_dimension(each, path) for each in getattr(get_model, "parameter_range", [])]
+    taken = inspect.signature(get_model).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    unknown = [each["name"] for each in found if each["name"] not in taken and not takes_all]
+    if unknown:
+        raise N3LOError(
+            f"{path}: parameter_range: '{unknown[0]}' is no argument of get_model, which takes "
+            f"{', '.join(taken) or 'none'}"
+        )
+    return found
 
 
 def _dimension(each: Any, path: Path) -> dict[str, Any]:
@@ -192,6 +221,12 @@ def _data_files(module: ModuleType, path: Path, role: str, given: str | None) ->
         said = _said(module, "get_all", path)
     if isinstance(said, str):
         said = [said] if said.endswith((".h5", ".hdf5")) else _lines(Path(said))
+    listed = next((each for each in said or [] if str(each).endswith((".list", ".txt"))), None)
+    if given is None and listed is not None:
+        raise N3LOError(
+            f"{path}: get_{role}() gives a list with '{listed}' in it, which is no data file: "
+            "return that name alone, and the files are read from it"
+        )
     files = [str(Path(each).expanduser().absolute()) for each in said or []]
     if not files and role == "train":
         raise N3LOError(
@@ -246,76 +281,160 @@ def _adapted_field(module: ModuleType, role: str, name: str, file: str | None) -
 
     Returns:
         name: of the dataset; field: as the study names it; steps: of data.transforms; known:
-        whether these do what the adaptor does.
+        whether these do what the adaptor does; alone: where not, whether it treats each event for
+        itself.
     """
     dataset, adaptor = _name_and_adaptor(module, role, name)
     facts = {"name": dataset, "field": dataset, "steps": [], "known": True}
     if adaptor is None:
         return facts
-    shapes = [shape] if (shape := _shape(file, dataset)) is not None else list(GUESSED)
-    for shape in shapes:
-        for found in recognised(adaptor, shape):
+    real = _first_events(file, dataset)
+    for shape in GUESSED if real is None else (real.shape[1:],):
+        for found in recognised(adaptor, shape, real):
             return {**facts, **found, "field": dataset + found.get("field", "")}
-    return {**facts, "known": False}
+    return {**facts, "known": False, "alone": _takes_each_alone(adaptor, real)}
 
 
-def _shape(file: str | None, dataset: str) -> tuple[int, ...] | None:
-    """Of one event; None if that cannot be seen."""
+def _first_events(file: str | None, dataset: str) -> np.ndarray | None:
+    """As many as `LOOKED_AT` allows, (N, ...); None if they cannot be seen."""
     if file is None:
         return None
     with _opened(file) as opened:
         found = opened.get(dataset)
-        return tuple(found.shape[1:]) if isinstance(found, h5py.Dataset) else None
+        if not isinstance(found, h5py.Dataset) or not found.shape or found.dtype.kind not in "fiub":
+            return None
+        size = math.prod(found.shape[1:]) * found.dtype.itemsize
+        return found[: max(TRIED, LOOKED_AT // max(1, size))]
 
 
 # -- what an adaptor does --------------------------------------------------------------------------
 
 
-def recognised(adaptor: Adaptor, shape: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def recognised(
+    adaptor: Adaptor, shape: tuple[int, ...], real: np.ndarray | None = None
+) -> Iterator[dict[str, Any]]:
     """A field's index, or steps of data.transforms, that give what the adaptor gives.
 
     Args:
         adaptor: a function of the events of a file, (N, ...).
         shape: of one event.
+        real: events of a file, (N, *shape); None = there is none.
     """
-    events, made = _try(adaptor, shape)
-    if made is None:
+    samples = [_all_different(shape), _probe(shape, real), *([] if real is None else [real])]
+    made = [_tried(adaptor, events) for events in samples]
+    if any(each is None for each in made):
         return
-    if np.array_equal(made, events):
-        yield {}
-    for axes in itertools.permutations(range(1, events.ndim)):
-        if np.array_equal(made, events.transpose(0, *axes)):
-            yield {"steps": [{"name": "transpose", "axes": list(axes)}]}
-    for at in (1, events.ndim):
-        if np.array_equal(made, np.expand_dims(events, at)):
-            yield {"steps": [{"name": "channel_axis", "at": "first" if at == 1 else "last"}]}
-    if np.array_equal(made, events.reshape(len(events), -1)):
-        yield {"steps": ["flatten"]}
-    if events.ndim == 2 and np.array_equal(made, events.argmax(axis=1)):
-        yield {"steps": ["class_number"]}
-    for axis in range(1, events.ndim):
+    for found, same in _candidates(adaptor, shape):
+        if all(_equal(each, same(events)) for events, each in zip(samples, made, strict=True)):
+            yield found
+
+
+def _candidates(
+    adaptor: Adaptor, shape: tuple[int, ...]
+) -> Iterator[tuple[dict[str, Any], Adaptor]]:
+    """What a study can say, and what it does to events."""
+    ndim = len(shape) + 1
+    yield {}, lambda events: events
+    for axes in itertools.permutations(range(1, ndim)):
+        transpose = {"name": "transpose", "axes": list(axes)}
+        yield {"steps": [transpose]}, partial(np.transpose, axes=(0, *axes))
+    for at in (1, ndim):
+        channel_axis = {"name": "channel_axis", "at": "first" if at == 1 else "last"}
+        yield {"steps": [channel_axis]}, partial(np.expand_dims, axis=at)
+    yield {"steps": ["flatten"]}, lambda events: events.reshape(len(events), -1)
+    if ndim == 2:
+        yield {"steps": ["class_number"]}, partial(np.argmax, axis=1)
+    for axis in range(1, ndim):
         index = _index(adaptor, shape, axis)
         if index is not None:
-            yield {"field": f"[{', '.join([':'] * axis + [index])}]"}
-    if made.shape == events.shape and events.size:
-        by = float(made.flat[-1] / events.flat[-1])
-        if by not in (0.0, 1.0) and np.allclose(made, by * events, rtol=1e-6):
-            yield {"steps": [{"name": "scale", "by": float(f"{by:.9g}")}]}
+            shown = ", ".join([":"] * axis + [_shown(index)])
+            yield {"field": f"[{shown}]"}, itemgetter((slice(None),) * axis + (index,))
+    by = _factor(adaptor, shape)
+    if by is not None:
+        yield {"steps": [{"name": "scale", "by": by}]}, lambda events: by * events
 
 
-def _try(adaptor: Adaptor, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Events whose numbers are all different and above 0, and what becomes of them."""
-    size = TRIED * int(np.prod(shape))
-    events = np.random.default_rng(1).permutation(np.arange(1.0, size + 1)).reshape(TRIED, *shape)
+def _factor(adaptor: Adaptor, shape: tuple[int, ...]) -> float | None:
+    events = _all_different(shape)
+    made = _tried(adaptor, events)
+    if made is None or made.shape != events.shape or not events.size:
+        return None
+    by = float(f"{made.flat[-1] / events.flat[-1]:.9g}")
+    return None if by in (0.0, 1.0) else by
+
+
+def _all_different(shape: tuple[int, ...]) -> np.ndarray:
+    """Events of whole numbers above 0, (TRIED, *shape)."""
+    size = TRIED * math.prod(shape)
+    return np.random.default_rng(1).permutation(np.arange(1.0, size + 1)).reshape(TRIED, *shape)
+
+
+def _probe(shape: tuple[int, ...], real: np.ndarray | None) -> np.ndarray:
+    """Events of numbers that an adaptor may treat in a way of its own, (N, *shape).
+
+    Where the data are whole numbers, such as classes and pixels, it is tried on these alone.
+    """
+    values = np.array([*WHOLE, *OTHERS])
+    if real is not None and (real.dtype.kind == "b" or np.array_equal(real, np.trunc(real))):
+        values = np.array(WHOLE)
+        if real.dtype.kind in "iu":
+            limits = np.iinfo(real.dtype)
+            values = values[(values >= limits.min) & (values <= limits.max)]
+        values = values.astype(real.dtype)
+    num_events = max(TRIED, PROBED // max(1, math.prod(shape)))
+    return np.random.default_rng(2).choice(values, size=(num_events, *shape))
+
+
+def _tried(adaptor: Adaptor, events: np.ndarray) -> np.ndarray | None:
+    """What becomes of events; None if these are not what it is made for, or become several."""
+    made = _parts(adaptor, events)
+    return made[0] if made is not None and len(made) == 1 else None
+
+
+def _equal(made: np.ndarray, expected: np.ndarray, rtol: float = 1e-6) -> bool:
+    return made.shape == expected.shape and np.allclose(
+        made, expected, rtol=rtol, atol=0, equal_nan=True
+    )
+
+
+def _takes_each_alone(adaptor: Adaptor, real: np.ndarray | None) -> bool:
+    """Whether the events of a batch become what they become in their file.
+
+    True where that cannot be seen: `plan` calls it too.
+    """
+    shapes = GUESSED if real is None else (real.shape[1:],)
+    samples = [make(shape) for shape in shapes for make in (_all_different, _many_different)]
+    for events in [*samples, *([] if real is None else [real])]:
+        halves = events[: len(events) // 2], events[len(events) // 2 :]
+        together, first, rest = (_parts(adaptor, each) for each in (events, *halves))
+        if together is None or first is None or rest is None:
+            continue
+        for whole, *parts in zip(together, first, rest, strict=False):
+            if len({part.shape[1:] for part in parts}) > 1:
+                return False
+            if not _equal(whole, np.concatenate(parts), rtol=1e-4):
+                return False
+    return True
+
+
+def _many_different(shape: tuple[int, ...]) -> np.ndarray:
+    num_events = max(TRIED, PROBED // max(1, math.prod(shape)))
+    return np.random.default_rng(3).normal(size=(num_events, *shape))
+
+
+def _parts(adaptor: Adaptor, events: np.ndarray) -> list[np.ndarray] | None:
+    """What becomes of events: one array, or one for each input of a model."""
     try:
-        made = np.asarray(adaptor(events.copy()))
+        with warnings.catch_warnings(action="ignore"):
+            made = adaptor(events.copy())
     except Exception:  # noqa: BLE001  made for another shape
-        return events, None
-    return events, made if made.dtype.kind in "fiub" else None
+        return None
+    parts = [np.asarray(each) for each in (made if isinstance(made, list | tuple) else [made])]
+    return parts if all(each.dtype.kind in "fiub" and each.ndim for each in parts) else None
 
 
-def _index(adaptor: Adaptor, shape: tuple[int, ...], axis: int) -> str | None:
-    """ "-6:-1", if the adaptor takes these along an axis; "3", if it takes that one alone.
+def _index(adaptor: Adaptor, shape: tuple[int, ...], axis: int) -> int | slice | None:
+    """slice(-6, -1), if the adaptor takes these along an axis; 3, if it takes that one alone.
 
     Whether a place is counted from the end is seen where the axis is one longer.
     """
@@ -330,14 +449,20 @@ def _index(adaptor: Adaptor, shape: tuple[int, ...], axis: int) -> str | None:
             return None
         ends.append(here if there == here else here - size)
     first, last = ends
-    if short[2]:
-        return str(first)
-    return f"{first or ''}:{last or ''}"
+    return first if short[2] else slice(first or None, last or None)
+
+
+def _shown(index: int | slice) -> str:
+    """As it is written between brackets."""
+    if isinstance(index, int):
+        return str(index)
+    return f"{index.start or ''}:{index.stop or ''}"
 
 
 def _taken(adaptor: Adaptor, shape: tuple[int, ...], axis: int) -> tuple[int, int, bool] | None:
     """First place that is taken along an axis, the one after the last, and whether it is alone."""
-    events, made = _try(adaptor, shape)
+    events = _all_different(shape)
+    made = _tried(adaptor, events)
     if made is None or made.size == 0:
         return None
     first = int(np.argwhere(events == made.flat[0])[0][axis]) if made.flat[0] in events else -1

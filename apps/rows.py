@@ -147,6 +147,23 @@ def needed_length(axes: Axes) -> int | None:
     return axis.stop if bounded else None
 
 
+class Same:
+    """One number for each event of a file."""
+
+    chunks = None
+
+    def __init__(self, number: np.generic, events: int) -> None:
+        self.shape, self.dtype = (events,), number.dtype
+        self._number = number
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Axes) -> np.ndarray:
+        events = len(range(*index[0].indices(len(self))))
+        return np.full(events, self._number)[(slice(None), *index[1:])]
+
+
 class Stack:
     """Arrays of one shape as one, along a new last axis: F of (N, ...) give (N, ..., F)."""
 

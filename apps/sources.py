@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from apps import frameworks
-from apps.contract import N3LOError
+from apps.contract import N3LOError, package_of
 from apps.frameworks import vision
 
 T = TypeVar("T")
@@ -106,10 +107,30 @@ HINTS = {
         *("torch not compiled with cuda", "found no nvidia driver", "no cuda gpus are available"),
         *("expected all tensors to be on the same device", "deserialize object on a cuda device"),
     ): LEAVE_THE_DEVICE,
+    ("must have the same shape up until the last dimension: target.shape=",): (
+        "for one-hot targets compile with categorical_crossentropy, or make them class numbers: "
+        'data.transforms = { NAME = ["class_number"] }'
+    ),
+    ("arguments `target` and `output` must have the same shape. received: target.shape=",): (
+        "class numbers are for sparse_categorical_crossentropy; other losses of Keras compare "
+        "targets with outputs of their shape"
+    ),
     ("operator torchvision::",): (
         "torchvision is made for another torch: install both from the same index"
     ),
 }
+
+
+# What libraries raise that find no network where they would download weights.
+NO_NETWORK = ("URLError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError")
+
+
+def _raised(error: BaseException) -> Iterator[type]:
+    """The classes of an error, and of those that led to it."""
+    each: BaseException | None = error
+    while each is not None:
+        yield from type(each).__mro__
+        each = each.__cause__ or each.__context__
 
 
 def hint(error: BaseException) -> str:
@@ -119,7 +140,16 @@ def hint(error: BaseException) -> str:
         if any(each in text for each in texts):
             return f"; {way_out}"
     if isinstance(error, SystemExit):
-        return "; the file must not end the program when it is imported"
+        return (
+            "; the model's code must not end the program, nor read its command line (argparse, "
+            "sys.argv): what varies are arguments, which model.args gives"
+        )
+    if any(each.__name__ in NO_NETWORK for each in _raised(error)):
+        return (
+            "; it wants to download something, such as weights, and there is no network: make the "
+            "model once on a host that has one and the same home folder (torchvision keeps them in "
+            "TORCH_HOME, timm in HF_HOME), or load a file in the constructor"
+        )
     if isinstance(error, ModuleNotFoundError) and error.name:
         name = error.name.partition(".")[0]
         return (
@@ -133,7 +163,15 @@ def odd_arguments(signature: inspect.Signature, arguments: Mapping[str, Any], ke
     """Which arguments are of another type than their defaults, behind what `describe` says."""
     found = []
     for name, value in arguments.items():
-        default = signature.parameters[name].default if name in signature.parameters else None
+        parameter = signature.parameters.get(name)
+        default = parameter.default if parameter else None
+        kind = type(default) if dataclasses.is_dataclass(default) else _annotation(parameter)
+        if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+            found.append(
+                f"; {key}.{name} is given as a dict, and it is a {kind.__name__}: make that of it "
+                f"first, {name} = {kind.__name__}(**{name})"
+            )
+            continue
         numbers = type(value) is int and type(default) is float
         if default is not None and default is not inspect.Parameter.empty and not numbers:
             kinds = type(value).__name__, type(default).__name__
@@ -145,23 +183,44 @@ def odd_arguments(signature: inspect.Signature, arguments: Mapping[str, Any], ke
     return "".join(found)
 
 
+def _annotation(parameter: inspect.Parameter | None) -> Any:
+    return parameter.annotation if parameter else None
+
+
 def _import_file(path: str) -> Any:
     """Import a file by its path; files beside it can be imported by it, as in a script.
 
     A study may name several things of one file: it is imported once, so that classes are the same.
+    A file of a package is imported as its module, so that it can import by `from .other import`.
     """
-    folder, name = str(Path(path).parent), Path(path).stem
+    folder = Path(path).parent
     content = Path(path).read_bytes()
-    if path in _FILES and _FILES[path][0] == content:
-        return _FILES[path][1]
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(f"n3lo_model_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses in it look themselves up there
-    spec.loader.exec_module(module)
+    known, module = _FILES.get(path, (None, None))
+    if known == content:
+        return module
+    root, name = package_of(Path(path))
+    for each in (str(folder), str(root)):
+        if each not in sys.path:
+            sys.path.insert(0, each)
+    if module is not None:
+        sys.modules.pop(module.__name__, None)
+    if "." in name and _is_found(name, path):
+        module = importlib.import_module(name)
+    else:
+        spec = importlib.util.spec_from_file_location(f"n3lo_model_{Path(path).stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module  # dataclasses in it look themselves up there
+        spec.loader.exec_module(module)
     _FILES[path] = content, module
     return module
+
+
+def _is_found(name: str, path: str) -> bool:
+    """Whether the module of this name is that file, and no other package has the name."""
+    spec = importlib.util.find_spec(name.partition(".")[0])
+    inside = name.split(".")[1:]
+    places = spec.submodule_search_locations if spec else None
+    return any(Path(place, *inside).with_suffix(".py") == Path(path) for place in places or ())
 
 
 _FILES: dict[str, tuple[bytes, Any]] = {}  # that were imported: what they held, and the module

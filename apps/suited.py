@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from apps.contract import N3LOError
-from apps.data import class_of_event
+from apps.data import Batch, class_of_event
 from apps.hdf5 import Field, Index, Reader
-from apps.losses import OF_CLASSES, Key, Losses, pairs, shape
+from apps.losses import OF_CLASSES, Key, Losses, is_weight, pairs, shape
 from apps.transforms import form, tensor_of, transformed
 
+MANY = 2  # outputs for each class there is, of which a warning comes
 SUM_TOLERANCE = 1e-3  # of probabilities, which add up to 1
 OF_NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 OF_YES_OR_NO = (
@@ -54,6 +55,48 @@ def check_outputs(losses: Losses, outputs: Any, targets: Any, num_events: int) -
         wrong = _mismatch(losses.name(key), output, target) or _range(losses.name(key), output)
         if wrong is not None:
             raise N3LOError(which + wrong)
+
+
+def check_no_weights(outputs: Any, index: Index) -> None:
+    """See that no target without an output is the weight of the events.
+
+    Raises:
+        N3LOError: one is, by its name.
+    """
+    targets = keyed(index)
+    given = len(outputs) if isinstance(outputs, list | tuple | dict) else 1
+    for key, field in targets if given < len(targets) else ():
+        name = name_in(key, field)
+        if is_weight(name.rpartition("/")[2]):
+            raise N3LOError(
+                f"data.targets: '{name}' has no output of the model to compare with; where it is "
+                f'the weight of the events, take it out and set data.weights = "{field.text}"'
+            )
+
+
+REPEATS = 3  # of each event; losses of pairs of events have been seen to grow by two, not by three
+MEAN_TOLERANCE = 1e-3
+
+
+@torch.no_grad()
+def check_mean(losses: Losses, outputs: Any, batch: Batch) -> None:
+    """See that an own loss is not the sum over the events.
+
+    Raises:
+        N3LOError: it grows with their number.
+    """
+    for key, pair in pairs(outputs, batch.targets).items():
+        if losses.name(key) != "":
+            continue
+        given = (*pair, batch.weights)
+        repeated = [None if each is None else torch.cat([each] * REPEATS) for each in given]
+        before, after = losses.of(key)(*given), losses.of(key)(*repeated)
+        if before != 0 and abs(after / before - REPEATS) < MEAN_TOLERANCE:
+            which = "" if key is None else f" of {key!r}"
+            raise N3LOError(
+                f"training.loss{which}: is {REPEATS} times as large for {REPEATS} times the same "
+                "events: it is a sum; return the mean over the events, or a value for each, (B,)"
+            )
 
 
 def _type(tensor: Tensor) -> str:
@@ -155,6 +198,7 @@ class Values(NamedTuple):
     high: float
     whole: bool
     signs: bool  # whether all are -1 or 1
+    ones: bool  # whether those of each event, along axis 1, add up to 1, as one-hot
 
 
 def values_of(index: Index, unless: float | None = None) -> list[Values]:
@@ -164,7 +208,7 @@ def values_of(index: Index, unless: float | None = None) -> list[Values]:
         unless: a number that does not count.
     """
     members = index.targets.members
-    found = [Values(math.inf, -math.inf, True, True) for _ in members]
+    found = [Values(math.inf, -math.inf, True, True, True) for _ in members]
     with closing(Reader(index, members)) as reader:
         for first, end in pairwise(index.block_starts):
             arrays = reader.gather(np.arange(first, end))
@@ -175,6 +219,7 @@ def values_of(index: Index, unless: float | None = None) -> list[Values]:
 
 
 def _extended(before: Values, values: np.ndarray, unless: float | None) -> Values:
+    ones = before.ones and values.ndim > 1 and bool((values.sum(axis=1) == 1).all())
     values = values[np.isfinite(values)]
     if unless is not None:
         values = values[values != unless]
@@ -185,16 +230,20 @@ def _extended(before: Values, values: np.ndarray, unless: float | None) -> Value
         max(before.high, float(values.max())),
         before.whole and bool((values == np.round(values)).all()),
         before.signs and bool((np.abs(values) == 1).all()),
+        ones,
     )
 
 
-def check_values(losses: Losses, metrics: list[str], outputs: Any, index: Index) -> None:
+def check_values(losses: Losses, metrics: list[str], outputs: Any, index: Index) -> list[str]:
     """See that the targets of all events are such as the loss takes.
+
+    Returns:
+        Warnings, where they are but seldom should be.
 
     Raises:
         N3LOError: they are not.
     """
-    found = values_of(index)
+    found, warnings = values_of(index), []
     for place, (key, field) in enumerate(keyed(index)):
         loss, values = losses.name(key), found[place]
         output = outputs if isinstance(outputs, Tensor) else outputs[key]
@@ -215,6 +264,13 @@ def check_values(losses: Losses, metrics: list[str], outputs: Any, index: Index)
                     )
         if wrong is not None:
             raise N3LOError(f"data.targets: '{name_in(key, field)}' {wrong}")
+        classes = int(values.high) + 1 if values.low <= values.high else 0
+        if loss in OF_CLASSES and not same and output.shape[1] > MANY * classes:
+            warnings.append(
+                f"the model gives {output.shape[1]} outputs for the {classes} classes of "
+                f"'{name_in(key, field)}': give {classes}, by model.args or in the model's file"
+            )
+    return warnings
 
 
 def keyed(index: Index) -> list[tuple[Key, Field]]:
@@ -233,6 +289,12 @@ def name_in(key: Key, field: Field) -> str:
 
 def _wrong_values(loss: str, values: Values, output: Tensor, name: str, same: bool) -> str | None:
     span = f"holds {values.low:g} to {values.high:g}"
+    of_yes_or_no = values.whole and values.low >= 0 and values.high <= 1
+    if loss in OF_CLASSES and same and output.shape[1] > 1 and of_yes_or_no and not values.ones:
+        return (
+            f"has events of several classes, or of none, and '{loss}' is of one for each; for yes "
+            "or no to each class take loss = 'bce'"
+        )
     if loss in OF_CLASSES and not (same and loss == "cross_entropy" and output.shape[1] > 1):
         return _wrong_classes(loss, values, output.shape[1], name)
     if loss in OF_YES_OR_NO and (values.low < 0 or values.high > 1):

@@ -112,6 +112,8 @@ def train(task: TrainTask, paths: TaskPaths) -> None:
         task.model, training, lambda: data.preview().example(2), task.data.collate
     )
     check_metric_names(task, experiment.measured)
+    if index.weights is not None:
+        experiment.check_weights()
     saved, own = load(topology, lambda: checkpoint.load_own(task, paths))
     begins = saved is None
     if begins and task.start is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,11 +24,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from apps.contract import N3LOError, Plain, Steps, read_json
+from apps.formats import stacked_names
 from apps.hdf5 import Field, Fields, Index, Reader
 
 Kept = Mapping[str, Steps]  # by field, with the numbers of fitted steps
 
 CPU = torch.device("cpu")
+MOST_NAMES = 5  # of columns, in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Fitted(Step):
     """
 
     per: str = "feature"
-    ignore: float | None = None  # padding: takes no part, and stays; of features, where all have it
+    ignore: float | None = None  # takes no part, and stays; of rows of features, where all have it
     shift: Any = None  # a number, or nested lists; None = not fitted
     width: Any = None
     _on: dict[torch.device, list[Tensor]] = field(
@@ -82,7 +84,7 @@ class Fitted(Step):
         """With the numbers of these events.
 
         Raises:
-            ValueError: values are not finite.
+            NotFinite: some values are.
         """
         found = Statistics()
         for values in batches:
@@ -105,8 +107,9 @@ class Fitted(Step):
         return (values.flatten() if together else values.flatten(0, -2)).numpy()
 
     def _padding(self, values: Tensor) -> Tensor:
+        """Rows of features that an event lacks, (B, N, F); else, as of (B, F), single values."""
         ignored = values == self.ignore
-        by_row = self.per == "feature" and values.ndim > 1
+        by_row = self.per == "feature" and values.ndim > 2
         return ignored.all(dim=-1, keepdim=True) if by_row else ignored
 
     def _numbers(self, device: torch.device) -> list[Tensor]:
@@ -141,6 +144,10 @@ class MinMax(Fitted):
         return np.where(seen, found.low, 0.0), np.where(seen, found.high - found.low, 1.0)
 
 
+class NotFinite(ValueError):
+    """Values that numbers are to be taken from are nan or inf."""
+
+
 class Statistics:
     """Count, mean, sum of squares around it, and extremes, over the first axis, in float64.
 
@@ -160,13 +167,11 @@ class Statistics:
         """Values and whether each counts, (n, ...) both.
 
         Raises:
-            ValueError: some that count are not finite.
+            NotFinite: some that count are.
         """
         values = values.astype(np.float64)
-        wrong = int((counts & ~np.isfinite(values)).sum())
-        _require(
-            wrong == 0, f"{wrong} values of a block of training events are not finite (nan or inf)"
-        )
+        if (counts & ~np.isfinite(values)).any():
+            raise NotFinite
         count = counts.sum(axis=0)
         mean = np.where(counts, values, 0).sum(axis=0) / np.maximum(count, 1)
         squares = np.where(counts, (values - mean) ** 2, 0).sum(axis=0)
@@ -256,6 +261,24 @@ class Threshold(Step):
 
     def __call__(self, values: Tensor) -> Tensor:
         return values.masked_fill(values < self.below, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(Step):
+    """`by` where x is `value`; without `value`, where x is not finite (nan or inf)."""
+
+    name = "replace"
+    by: float
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("by", self.by)
+        if self.value is not None:
+            _check_number("value", self.value)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        wrong = ~values.isfinite() if self.value is None else values == self.value
+        return torch.where(wrong, self.by, values)
 
 
 # -- steps on the shape; axes count that of the events, which is 0 ---------------------------------
@@ -404,7 +427,7 @@ class ClassNumber(Step):
 STEPS: dict[str, type[Step]] = {
     each.name: each
     for each in (
-        *(Normalise, MinMax, Log, Log1p, Clip, Scale, Threshold),
+        *(Normalise, MinMax, Log, Log1p, Clip, Scale, Threshold, Replace),
         *(Crop, Pad, ChannelAxis, Transpose, Flatten, OneHot, ClassNumber),
     )
 }
@@ -470,13 +493,33 @@ def fit(index: Index, transforms: Mapping[str, Steps], is_training: np.ndarray) 
             so_far = dataclasses.replace(given, steps=done)
             if isinstance(step, Fitted):
                 with closing(Reader(index, [given])) as reader:
-                    seen = _events_of(reader, so_far, index, is_training)
-                    step = _told(name, step, step.fitted, seen)
+                    seen = partial(_events_of, reader, so_far, index, is_training)
+                    step = _told(name, step, partial(_fitted, step, so_far, index), seen)
             _told(name, step, step, _example(so_far))
             done = (*done, step)
         return done
 
     return _with_steps(index, {name: fitted for name in transforms})
+
+
+def idle_ignores(index: Index, is_training: np.ndarray) -> Iterator[str]:
+    """Warnings of values that `ignore` leaves in, as only whole rows of features count for it."""
+    for name, given in _named(index):
+        for place, step in enumerate(given.steps):
+            if not isinstance(step, Fitted) or step.ignore is None:
+                continue
+            so_far = dataclasses.replace(given, steps=given.steps[:place])
+            with closing(Reader(index, [given])) as reader:
+                seen = _events_of(reader, so_far, index, is_training)
+                found = [
+                    (bool((values == step.ignore).any()), bool(step._padding(values).any()))
+                    for _, values in seen
+                ]
+            if any(there for there, _ in found) and not any(left_out for _, left_out in found):
+                yield (
+                    f"data.transforms: '{name}': {step.name}: {step.ignore:g} is in no whole row "
+                    'of features, so that ignore leaves nothing out; per = "cell" takes each value'
+                )
 
 
 def keep(index: Index) -> Kept:
@@ -505,7 +548,6 @@ def kept(path: Path, transforms: Mapping[str, Steps]) -> Kept:
 
 def with_kept(index: Index, content: Kept) -> Index:
     """The index with the steps that a task has kept: the numbers of its training, on any files."""
-    _check_names(index, content)
     return _with_steps(index, {name: lambda key, _: _parsed(key, content[key]) for name in content})
 
 
@@ -545,15 +587,60 @@ def _example(given: Field) -> Tensor:
     return transformed(given, tensor_of(given, blank, CPU))
 
 
+Seen = Callable[[], Iterator[tuple[np.ndarray, Tensor]]]
+
+
+def _fitted(step: Fitted, given: Field, index: Index, seen: Seen) -> Fitted:
+    """
+    Raises:
+        ValueError: values are not finite; the text says which, and where the first is.
+    """
+    try:
+        return step.fitted(values for _, values in seen())
+    except NotFinite:
+        raise ValueError(_not_finite(given, index, seen)) from None
+
+
+def _not_finite(given: Field, index: Index, seen: Seen) -> str:
+    """In which columns, how many events, and the first of them."""
+    number, first, in_column = 0, -1, np.zeros((), np.int64)
+    for events, values in seen():
+        number += len(events)
+        wrong = ~values.isfinite().numpy()
+        by_column = wrong.reshape(len(wrong), -1, wrong.shape[-1] if wrong.ndim > 1 else 1)
+        in_column = in_column + by_column.any(axis=1).sum(axis=0)
+        if first < 0 and wrong.any():
+            first = int(events[wrong.reshape(len(wrong), -1).any(axis=1).argmax()])
+    names = _columns(given, len(in_column))
+    columns = [f"{names[place]} in {in_column[place]}" for place in np.flatnonzero(in_column)]
+    more = f" and {len(columns) - MOST_NAMES} columns more" if len(columns) > MOST_NAMES else ""
+    file = int(np.searchsorted(index.file_starts, first, side="right")) - 1
+    return (
+        f"nan or inf: {', '.join(columns[:MOST_NAMES])}{more} of {number} training events, first "
+        f"in event {first - index.file_starts[file]} of '{Path(index.files[file]).name}'; "
+        'before it, { name = "replace", by = 0 } puts 0 there'
+    )
+
+
+def _columns(given: Field, number: int) -> Sequence[str]:
+    """The names of the places on the last axis, where the field says them."""
+    names = np.array(stacked_names(given.dataset) or [given.text])
+    if len(given.shape) == 1 and len(names) > 1:
+        names = names[given.index]
+    if number == names.size:
+        return [f"'{name}'" for name in names.flat]
+    return [f"place {place} of the last axis" for place in range(number)]
+
+
 def _events_of(
     reader: Reader, given: Field, index: Index, is_training: np.ndarray
-) -> Iterator[Tensor]:
-    """Those that are trained on, block by block, after the steps so far."""
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Those that are trained on, block by block, and their values after the steps so far."""
     for first, end in pairwise(index.block_starts):
         events = first + np.flatnonzero(is_training[first:end])
         if len(events) > 0:
             [array] = reader.gather(events)
-            yield transformed(given, tensor_of(given, array, CPU))
+            yield events, transformed(given, tensor_of(given, array, CPU))
 
 
 def _told(name: str, step: Step, do: Any, values: Any) -> Any:

@@ -156,3 +156,23 @@ def pals(shape: Shape, nodes: int) -> list[str]:
         "--hosts", "{hosts}",
         "--cpu-bind", "list:{cores}",
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flags:
+    """By which a launch line of somebody else says its ranks: all, or nodes and those of each."""
+
+    ranks: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    of_each: tuple[str, ...] = ()
+    in_sets: bool = False  # "nodes" are resource sets, of one rank each if nothing else is said
+
+
+_MPIRUN = Flags(("-n", "-np", "--np", "-c"), (), ("-npernode", "--npernode", "-ppn", "-N"))
+FLAGS = {
+    "srun": Flags(("-n", "--ntasks"), ("-N", "--nodes"), ("--ntasks-per-node",)),
+    "jsrun": Flags(("-p", "--np"), ("-n", "--nrs"), ("-a", "--tasks_per_rs"), in_sets=True),
+    "aprun": Flags(("-n",), (), ("-N",)),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun"), _MPIRUN),
+}
+FLAGS_OF_OTHERS = Flags(("-n", "-np", "--np", "--ntasks"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -43,31 +44,35 @@ def model(kind: str, seed: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 4), hidden, torch.nn.Linear(4, 3))
 
 
+def batch_of(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None) -> Batch:
+    return Batch(x, y, len(x), len(x), weights)
+
+
 def run(case: dict[str, Any], comm: MPI.Intracomm) -> dict[str, Any]:
     training = from_dict(Training, case["training"])
     topology = Topology.start(training, Layout(**case["layout"]), comm)
     # Each rank starts elsewhere: the strategy must bring them together.
     experiment = Supervised(model(case["name"], seed=topology.rank), training)
     batches = case["batches"]
-    most = max(len(x) for x, _ in batches)
+    most = max(len(x) for x, *_ in batches)
 
     def example(number: int) -> Batch:
         rows = torch.arange(number) % len(batches[0][0])
-        return Batch(*(values[rows] for values in batches[0]), number, number)
+        return batch_of(*(values[rows] for values in batches[0]))
 
     strategy = create(training, experiment, topology, Preview(example, case["steps"], most))
     together = group_size(training, topology)  # readers that share a step
     first = topology.reader // together * together
-    num_global = sum(len(x) for x, _ in batches[first : first + together])
-    x, y = batches[topology.reader]
-    sums = strategy.train([Batch(x, y, len(x), num_global)] * case["steps"])
+    num_global = sum(len(x) for x, *_ in batches[first : first + together])
+    batch = batch_of(*batches[topology.reader])
+    sums = strategy.train([replace(batch, num_global=num_global)] * case["steps"])
     buffers = experiment.networks["model"].named_buffers()
     before = {name: value.clone() for name, value in buffers}
     strategy.average_buffers()
     total = strategy.sum(sums)
     with torch.no_grad():
         experiment.train(False)
-        evaluated = strategy.sum(strategy.evaluate(Batch(x, y, len(x), len(x))))
+        evaluated = strategy.sum(strategy.evaluate(batch))
     after = strategy.states()["networks"]["model"]
     facts = strategy.facts()
     strategy.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import tomllib
 from pathlib import Path
@@ -54,13 +55,130 @@ def test_values_replace_what_the_file_says(folder):
 
 
 def test_a_run_folder_keeps_the_study_with_its_values_and_the_file_as_it_is_without(folder):
-    assert Study("small.toml").file.text == STUDY
-    assert Study("small.toml", {"search.num_trials": 5}).file.text == STUDY  # the ledger has it
+    assert Study("small.toml").file.copy == STUDY
+    assert Study("small.toml", {"search.num_trials": 5}).file.copy == STUDY  # the ledger has it
     changed = Study("small.toml", {"training.epochs": 3, "name": "longer"})
-    assert changed.file.text.startswith('# small.toml with training.epochs = 3, name = "longer"\n')
+    assert changed.file.copy.startswith('# small.toml with training.epochs = 3, name = "longer"\n')
     content = tomllib.loads(STUDY)
     expected = {**content, "name": "longer", "training": {**content["training"], "epochs": 3}}
-    assert tomllib.loads(changed.file.text) == expected
+    assert tomllib.loads(changed.file.copy) == expected
+
+
+def test_a_line_that_is_named_is_one_of_the_users_file_also_where_values_were_replaced(folder):
+    study = Study("small.toml", {"name": "other", "data.files": ["none.h5"]})
+    with pytest.raises(N3LOError) as told:
+        study.file.data_files()
+    line = 1 + STUDY.splitlines().index('files = ["events.h5"]')
+    assert str(told.value).startswith(f"small.toml:{line}: data.files: there is no file 'none.h5'")
+
+
+def test_a_part_of_a_path_that_has_dots_is_in_quotes(folder):
+    study = Study("small.toml", {'search.space."training.optimizer.lr".high': 0.5})
+    dimension = study.file.study.search.space["training.optimizer.lr"]
+    assert (dimension.low, dimension.high) == (1e-3, 0.5)
+    assert list(study.file.study.search.space) == ["training.optimizer.lr", "model.args.width"]
+
+
+def test_a_table_replaces_a_section_key_by_key_and_another_table_whole(folder):
+    study = Study(
+        "small.toml", {"training": {"epochs": 3}, "training.optimizer": {"name": "adam", "lr": 0.2}}
+    )
+    training = study.file.study.training
+    assert (training.epochs, training.batch_size, training.metrics) == (3, 16, ["accuracy"])
+    assert training.optimizer == {"name": "adam", "lr": 0.2}
+    for section in ("layout", "training"):
+        with pytest.raises(N3LOError, match=rf"{section}: 3 is not a table"):
+            study.set({section: 3})
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("training.epochs.x", "small.toml:16: training.epochs.x: 'epochs' is 2, which is replaced"),
+        ("data.files.0", r"data.files.0: 'files' is \['events.h5'\], which is replaced whole"),
+        ("", "unknown key ''"),
+    ],
+)
+def test_a_path_that_leads_into_a_value_is_one_line(folder, path, said):
+    with pytest.raises(N3LOError, match=said):
+        Study("small.toml", {path: 1})
+
+
+def test_arrays_of_numpy_are_lists(folder):
+    (folder / "more.h5").touch()
+    values = {"data.files": np.array(["events.h5", "more.h5"]), "training.metrics": ("mse",)}
+    study = Study("small.toml", values)
+    assert study.file.study.data.files == ["events.h5", "more.h5"]
+    assert study.values["training.metrics"] == ["mse"]
+
+
+def test_a_run_that_began_with_other_values_is_told_with_where_they_are_from(folder):
+    with runfolder.opened(Path("runs/small"), Study("small.toml").file):
+        pass
+    with pytest.raises(N3LOError) as told:
+        Study("small.toml", {"training": {"epochs": 3}}).plan()
+    assert str(told.value) == (
+        "runs/small belongs to another study: training.epochs is 2 there and 3 as it was set over "
+        "small.toml; give this one another name"
+    )
+
+
+# -- wrong arguments -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda study: Study(None), "Study: path: None is not a text or a Path; its arguments: "),
+        (lambda study: Study("small.toml", ["a=3"]), r"Study: values: \['a=3'\] is not a dict"),
+        (lambda study: study.set(None), "Study.set: values: None is not a dict"),
+        (lambda study: study.set({3: 3}), "Study.set: values: 3 is not a text"),
+        (lambda study: study.run(5), "Study.run: site: 5 is not a text; .*: site, settings, tri"),
+        (lambda study: study.run(settings="cores=3"), "settings: 'cores=3' is not a dict"),
+        (lambda study: study.check(settings={2: 2}), "Study.check: settings: 2 is not a text"),
+        (lambda study: study.run(trials=True), "Study.run: trials: True is not a whole number"),
+        (lambda study: study.show("first"), "trial: 'first' is not a trial, such as 3 or \"t003\""),
+        (lambda study: study.show(-1), "Study.show: trial: -1 is not at least 0"),
+        (lambda study: study.logs(0), "Study.logs: task: 0 is not a text"),
+        (lambda study: study.logs("t000-f0", lines=-1), "lines: -1 is not at least 0"),
+        (lambda study: study.ensemble("5"), "Study.ensemble: best: '5' is not a whole number"),
+        (lambda study: study.generate("g.h5", energy=5), "energy: 5 is not a pair of numbers"),
+        (lambda study: study.generate("g.h5", energy=[1]), "is not a pair of numbers"),
+        (lambda study: study.report(to=3), "Study.report: to: 3 is not a text or a Path"),
+        (lambda study: study.compare(5), "others: 5 is not a Study or a text or a Path"),
+        (lambda study: study.rerun(None), "Study.rerun: trials: None is not a whole number"),
+        (lambda study: Study.from_dict(None), "Study.from_dict: content: None is not a dict"),
+        (lambda study: Ledger(4), "Ledger: folder: 4 is not a text or a Path"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line_that_names_it(folder, driven, call, said):
+    study = Study("small.toml")
+    study.run()
+    with pytest.raises(N3LOError, match=said) as told:
+        call(study)
+    assert "\n" not in str(told.value)
+
+
+def test_what_python_itself_says_of_a_call_stays(folder):
+    with pytest.raises(TypeError, match=r"Study.set\(\) got an unexpected keyword argument"):
+        Study("small.toml").set(epochs=3)
+
+
+def test_a_trial_is_given_by_its_number_or_its_name(folder, driven, capsys):
+    study = Study("small.toml")
+    study.run()
+    said = []
+    for trial in (1, np.int64(1), "t001"):
+        study.show(trial)
+        said.append(capsys.readouterr().out)
+        assert set(study.history(trial=trial)["trial"]) == {1}
+    assert said[0].startswith("t001")
+    assert said == said[:1] * 3
+    for trials in (1, "t001", [1], ["t001"], np.array([1])):
+        study.rerun(trials)
+        assert driven[-1][3] == [1]
+    with pytest.raises(N3LOError, match="--trial 1 --fold 7: that task is not finished"):
+        study.export_model("model.pt2", trial="t001", fold=7)
 
 
 def test_a_wrong_value_is_one_line_and_changes_nothing(folder):
@@ -117,6 +235,21 @@ def test_a_run_leaves_the_process_as_it_was(folder, driven, monkeypatch):
 def test_a_second_run_at_the_same_time_is_refused_in_a_line(folder):
     with process.prepared(), pytest.raises(N3LOError, match="runs a study already"):
         Study("small.toml").run()
+
+
+def test_a_child_that_was_forked_during_a_run_is_told_so(folder):
+    with process.prepared():
+        child = multiprocessing.get_context("fork").Process(target=_told, args=("told.txt",))
+        child.start()
+        child.join(30)
+    assert "forked from one that runs a study" in Path("told.txt").read_text()
+
+
+def _told(to: str) -> None:
+    try:
+        Study("small.toml").run()
+    except N3LOError as error:
+        Path(to).write_text(str(error))
 
 
 def test_the_stop_button_ends_a_run_in_a_line(folder, monkeypatch):
@@ -220,6 +353,9 @@ def test_a_notebook_runs_a_study_twice_and_shows_errors_in_a_line(folder):
     )
     assert "application/vnd.jupyter.widget-view+json" in widgets
     assert "2 trials\n" in printed
+    # by the run's folder, which is that of this study whatever was set
+    shown = [each["data"]["text/plain"] for each in notebook.cells[2].outputs if "data" in each]
+    assert any("more: n3lo report runs/small" in text for text in shown)
     [error] = notebook.cells[3].outputs
     assert error.traceback == [f"n3lo: {error.evalue}"]
     statuses = Ledger(folder / "runs" / "small").trials()["status"]

@@ -46,7 +46,10 @@ def allowed(path: Path) -> set[str]:
         "run_workflow.py": {"workflow.cli"},
         "apps/contract.py": set(),
         **{f"apps/formats/{name}.py": {"apps", "numpy", *FORMATS} for name in ("parquet", "root")},
-        "apps/frameworks/keras_model.py": {"apps", "keras", "numpy", "torch"},
+        **{
+            f"apps/frameworks/{name}.py": {"apps", "keras", "numpy", "torch"}
+            for name in ("keras_compiled", "keras_model")
+        },
         "apps/frameworks/lightning_module.py": {"apps", "torch", "torchmetrics"},
         "apps/launch.py": {"apps", "apps.contract"},
         "apps/room.py": set(),

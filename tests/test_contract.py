@@ -72,6 +72,9 @@ OTHER_RESULT = [
     {"data": Data(
         files=["/data/a.h5"], inputs="x", targets={"label": "y"}, folds=3, train_fraction=0.5
     )},
+    {"data": Data(
+        files=["/data/a.h5"], inputs="x", targets={"label": "y"}, folds=3, file_numbers=[1.0]
+    )},
     {"training": Training(epochs=11)},
     {"layout": Layout(num_workers=1, ranks_per_worker=2)},
     {"objective": Objective(goal="max")},

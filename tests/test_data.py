@@ -17,6 +17,7 @@ from apps.data import (
     FoldBatches,
     Share,
     class_of_event,
+    lacking_classes,
     plan_epoch,
     prepare,
     read_ahead,
@@ -224,6 +225,33 @@ def test_whole_files_are_dealt_to_folds_of_like_size(tmp_path):
     assert sorted(np.bincount(fold)) == [50, 50, 60]
     for part in np.split(fold, np.cumsum(sizes)[:-1]):
         assert len(set(part)) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "data", "said"),
+    [
+        (np.arange(12) // 6, {"fold_by": "files", "folds": 2}, ["learn", "validate"]),
+        (np.repeat([0.0, 1.0], 6), {"fold_by": "files", "folds": 2}, ["learn", "validate"]),
+        (np.arange(12) == 0, {"folds": 2}, ["learn", "validate"]),
+        (np.arange(12) // 10, {"folds": 3}, ["validate"]),
+        (np.arange(12) // 6, {"folds": 3}, []),
+        (np.arange(12) / 7, {"folds": 3}, []),
+    ],
+)
+def test_a_fold_that_lacks_a_class_is_told(tmp_path, labels, data, said):
+    files = []
+    for number, part in enumerate(np.split(labels, 2)):
+        files.append(write_h5(tmp_path / f"{number}.h5", x=np.zeros((6, 3)), y=part))
+    task = make_task(files, data=data)
+    warnings = list(lacking_classes(task.data, *prepare(task.data, 5)))
+    assert [line.split()[2] for line in warnings] == said
+
+
+def test_targets_that_are_all_the_same_are_told(tmp_path):
+    path = write_h5(tmp_path / "a.h5", x=np.zeros((6, 3)), y=np.full(6, 2.0))
+    task = make_task([path])
+    [line] = lacking_classes(task.data, *prepare(task.data, 5))
+    assert line == "data.targets: all events are 2, so that there is nothing to learn"
 
 
 def test_more_folds_than_events_or_files_are_refused(tmp_path):

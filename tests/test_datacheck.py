@@ -14,11 +14,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import uproot
 from pyarrow import parquet
 from training_helpers import make_task, write_h5
 
 from apps import convert, data, datacheck
-from apps.contract import write_json
+from apps.contract import N3LOError, write_json
+from workflow import datafiles
 from workflow.cli import main
 
 RNG = np.random.default_rng(8)
@@ -80,8 +82,58 @@ def test_a_rare_class_and_a_constant_are_told(tmp_path):
 
 def test_texts_are_named_as_not_usable(tmp_path):
     [file] = checked(write_h5(tmp_path / "a.h5", x=X, names=np.array([b"pt", b"eta"])))
-    assert array(file, "names")["error"] == "'names' holds |S3, not numbers"
+    mend = "class numbers are numpy.unique(texts, return_inverse=True)[1]"
+    assert array(file, "names")["error"] == f"'names' holds |S3, not numbers; {mend}"
     assert "not usable: 'names' holds |S3" in datacheck.written(file)
+
+
+@pytest.mark.parametrize("statistics", [True, False])  # of Parquet, in which nulls are counted
+def test_whole_numbers_that_are_missing_are_told_and_others_looked_at(tmp_path, capsys, statistics):
+    frame = pd.DataFrame({"n": pd.array([1, None, 3], "Int32"), "x": [1.0, 2.0, 4.0]})
+    frame.to_parquet(tmp_path / "a.parquet", write_statistics=statistics)
+    assert datacheck.main([str(tmp_path / "a.parquet")]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "not usable: 'n' lacks 1 values (null); fill them in, as in frame['n'].fillna(-1)" in shown
+    )
+    assert "  x           3" in shown
+
+
+def test_a_number_that_stands_for_what_was_not_measured_is_told(tmp_path):
+    values = np.where(Y == 0, -999, X[:, 0])
+    found = advice(tmp_path / "a.h5", m={"data": values}, once={"data": np.minimum(X[:, 0], 0)})
+    [line] = found
+    assert line.startswith("m: -999 is 100 of 300 values, and the smallest")
+
+
+def test_a_file_without_events_is_told(tmp_path):
+    parquet.write_table(
+        pa.table({"pt": pa.array([], pa.list_(pa.float32())), "y": pa.array([], pa.int64())}),
+        tmp_path / "a.parquet",
+    )
+    [file] = checked(tmp_path / "a.parquet")
+    assert file["advice"] == ["no events"]
+
+
+def test_trees_of_other_names_are_told(tmp_path):
+    for name in ("Events", "nominal"):
+        with uproot.recreate(tmp_path / f"{name}.root") as file:
+            file[name] = {"x": X[:, 0]}
+    _, other = checked(tmp_path / "Events.root", tmp_path / "nominal.root")
+    assert other["advice"][0].startswith("its trees are nominal, and Events in ")
+    assert ": ROOT, tree nominal, " in datacheck.written(other)
+
+
+def test_the_classes_of_several_files_are_counted_together(tmp_path, capsys):
+    """With a class a file, no file alone says anything of their balance."""
+    paths = [
+        str(write_h5(tmp_path / f"{label}.h5", x=X[:size], y=np.full(size, label)))
+        for label, size in ((0, 75), (1, 225))
+    ]
+    assert datacheck.main(paths) == 0
+    shown = capsys.readouterr().out
+    assert "all values are" not in shown
+    assert shown.endswith("all 2 files together:\n  y: 2 classes, 0: 25.0%, 1: 75.0%\n")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +193,14 @@ def test_of_a_study_its_fields_are_looked_at(tmp_path):
         ("(x, unused)[:, 1:]", [3, 2]),
         ("y[:, :2]", [2]),
     ]
+
+
+def test_of_a_study_the_number_of_the_file_is_looked_at_too(tmp_path):
+    paths = [write_h5(tmp_path / name, x=X) for name in ("a.h5", "b.h5")]
+    task = make_task(paths, data={"targets": "@file", "file_numbers": [4, 2]})
+    files = datacheck.of_study(task.data)
+    assert [array(file, "@file")["mean"] for file in files] == [4, 2]
+    assert datacheck.together(files)["classes"]["@file"] == {2: 300, 4: 300}
 
 
 def test_the_same_as_json(tmp_path, capsys):
@@ -251,6 +311,23 @@ def test_a_wrong_field_is_one_line(tmp_path, capsys, fields, said):
     assert not (tmp_path / "b.h5").exists()
 
 
+def test_the_number_of_the_file_becomes_a_dataset(tmp_path):
+    for name, part in (("a", slice(0, 130)), ("b", slice(130, 300))):
+        write_h5(tmp_path / f"{name}.h5", x=X[part])
+    words = (tmp_path / "a.h5", tmp_path / "b.h5", "--to", tmp_path / "c.h5")
+    converted(*words, "--fields", "x", "y=@file")
+    with h5py.File(tmp_path / "c.h5") as file:
+        np.testing.assert_array_equal(file["y"], np.arange(300) >= 130)
+
+
+def test_a_frame_of_pytables_is_not_converted_by_the_names_of_its_layout(tmp_path, capsys):
+    path = write_h5(tmp_path / "a.h5", df__block0_values=X)
+    with h5py.File(path, "r+") as file:
+        file["df"].attrs["pandas_type"] = np.bytes_("frame")
+    line = refused(capsys, path, "--to", tmp_path / "b.h5")
+    assert line.endswith("pandas.read_hdf('a.h5').to_parquet('frame.parquet')")
+
+
 def test_an_existing_file_is_not_replaced(tmp_path, capsys):
     path = write_h5(tmp_path / "a.h5", x=X)
     assert "is there already" in refused(capsys, path, "--to", path)
@@ -289,6 +366,17 @@ def test_the_command_converts_and_checks(tmp_path, capfd):
     assert main(["data", "check", "--json", out]) == 0
     [file] = json.loads(capfd.readouterr().out)["files"]
     assert [(each["name"], each["shape"]) for each in file["arrays"]] == [("x", [2]), ("y", [])]
+
+
+def test_a_pattern_that_the_shell_has_left_is_expanded(tmp_path):
+    names = ["my ntuples/a.h5", "my ntuples/b.h5", "run[1].h5"]
+    (tmp_path / "my ntuples").mkdir()
+    for name in names:
+        write_h5(tmp_path / name, x=X)
+    found = datafiles.found([tmp_path / "my ntuples/*.h5", tmp_path / "run[1].h5"])
+    assert found == [tmp_path / name for name in names]
+    with pytest.raises(N3LOError, match=r"no file matches '.*/\*.root'"):
+        datafiles.found([tmp_path / "*.root"])
 
 
 def test_the_command_checks_the_data_of_a_study(study_path, capfd):

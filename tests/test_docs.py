@@ -27,6 +27,7 @@ from made_runs import Made, make_run
 from apps.contract import N3LOError
 from sites import get
 from workflow import cli
+from workflow.ledger import Ledger
 from workflow.study import load, parse
 
 DOCS = ROOT / "docs"
@@ -165,7 +166,7 @@ def commands(pages: list[Path]) -> list[tuple[str, str]]:
 
 
 def parsed(line: str) -> argparse.Namespace:
-    words = shlex.split(re.split(r"\|\||[|;>]", line)[0], comments=True)
+    words = shlex.split(re.split(r"[|;&>]", line)[0], comments=True)
     if not words or words[0] not in cli.COMMANDS:
         words.insert(0, "run")
     return cli._parser().parse_args(words)
@@ -268,4 +269,7 @@ def test_the_tutorial_runs_as_it_stands(tmp_path):
             assert done.returncode == 0, f"{block.where}\n{output.read_text()}"
     said = output.read_text()
     assert said.count("best trial t") >= 3
+    assert "output (2000, 5), by t00" in said
     assert "outputs differ by" in said
+    lost = Ledger(tmp_path / "runs/first").attempts().query("status == 'lost'")
+    assert 2 in set(lost["trial"])  # it was running when the driver was killed

@@ -180,6 +180,7 @@ def test_the_file_has_the_validation_events_of_each_fold_with_mean_probabilities
             np.testing.assert_array_equal(file[f"fold{fold}/events"], numbers)
             mean, _ = expected(trained, events, fold)
             assert_allclose(file[f"fold{fold}/output"], mean, rtol=1e-4, atol=1e-7)
+            assert file[f"fold{fold}/output"].attrs["values"] == "probabilities"
 
 
 def test_the_description_names_the_members_and_all_numbers(trained, judged):
@@ -288,6 +289,7 @@ def test_regressors_are_averaged_by_their_outputs_in_whatever_shape(tmp_path, nu
     assert_allclose(scores.averaged[0, 1], [(error**2).mean(), abs(error).mean()], rtol=1e-5)
     with h5py.File(tmp_path / "out/predictions.h5") as file:
         assert_allclose(file["fold0/output"], mean, rtol=1e-4, atol=1e-6)
+        assert file["fold0/output"].attrs["values"] == "outputs"
 
 
 @pytest.mark.parametrize("by_name", [True, False])

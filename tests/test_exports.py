@@ -37,7 +37,7 @@ LR, KIND, DEPTH = "training.optimizer.lr", "model.args.kind", "model.args.depth"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Six trials of two folds: trial 2 failed, and trial 3 runs."""
+    """Six trials of two folds: trial 2 failed, and trial 3 was cut off with its driver."""
     made = Made(num_trials=6, num_folds=2, epochs=4, failed=(2,), running=(3,))
     folder = make_run(tmp_path_factory.mktemp("runs") / "made", made)
     with open(folder / "t003-f1" / "history.jsonl", "a") as history:
@@ -136,7 +136,7 @@ def test_hdf5_holds_all_tables_column_by_column(write, folder):
         assert set(file) == {"tasks", "trials", "history", "attempts"}
         tasks = file["tasks"]
         assert list(tasks) == list(ledger.tasks().columns)
-        assert tasks["status"].asstr()[4:8].tolist() == ["failed", "failed", "running", "running"]
+        assert tasks["status"].asstr()[4:8].tolist() == ["failed", "failed", "waiting", "waiting"]
         np.testing.assert_array_equal(tasks["fom"][:], ledger.tasks()["fom"])
         assert tasks["trial"].dtype == np.int64
         assert tasks["cached"].dtype == bool

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from conftest import ROOT
 from test_architecture import imported
 
-from apps.contract import N3LOError
+from apps.check import check
+from apps.contract import Fingerprint, N3LOError
 from workflow import fingerprint as module
 from workflow.fingerprint import fingerprint
+from workflow.plan import Planner
 from workflow.study import load
 
 
@@ -45,6 +48,75 @@ def test_a_changed_file_that_a_search_may_choose_is_noticed(digest, study_path, 
     edit("[search.space]", f"[search.space]\n{choice}")
     before = digest()
     other.write_text(other.read_text().replace("ReLU", "SELU"))
+    assert digest().model != before.model
+
+
+def test_a_changed_file_that_the_model_reads_is_noticed_where_the_study_names_it(
+    digest, study_path, edit
+):
+    config = study_path.with_name("config.json")
+    config.write_text('{"hidden": 16}')
+    edit("[data]", 'files = ["conf*.json"]\n\n[data]')
+    before = digest()
+    config.write_text('{"hidden": 64}')
+    assert digest().model != before.model
+    edit("conf*.json", "other.json")
+    with pytest.raises(
+        N3LOError, match=r"small.toml:8: model.files: there is no file 'other.json'"
+    ):
+        digest()
+
+
+def test_a_file_that_the_model_reads_and_the_study_does_not_name_is_warned_of(study_path, edit):
+    config = study_path.with_name("config.json")
+    config.write_text('{"hidden": 16}')
+    model = study_path.with_name("my_model.py")
+    model.write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('config.json').read_text()\n"
+        + model.read_text()
+    )
+
+    def warnings() -> list[str]:
+        file = load(study_path)
+        files = file.data_files()
+        planner = Planner(file, files, Fingerprint(data="d", model="m", code="c"))
+        return check(planner.base_task())["warnings"]
+
+    [warning] = warnings()
+    assert f"the model's code reads {config}; name it in model.files" in warning
+    edit("[data]", 'files = ["config.json"]\n\n[data]')
+    assert warnings() == []
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "net.py": "from .layers import make\n\n\ndef Net(width=4):\n    return make(width)\n",
+    "layers.py": "from torch.nn import Linear\n\n\ndef make(width):\n    return Linear(3, 2)\n",
+}
+
+
+@pytest.fixture(params=["{}/net.py:Net", "{}.net:Net"], ids=["by file", "by name"])
+def package(request, study_path, edit):
+    """A package beside the study, whose modules import each other by `from .other`."""
+    folder = study_path.with_name(f"of_{study_path.parent.name}")  # each is imported here
+    folder.mkdir()
+    for name, text in PACKAGE.items():
+        (folder / name).write_text(text)
+    edit("my_model.py:Tagger", request.param.format(folder.name))
+    return folder
+
+
+def test_a_package_beside_the_study_is_imported_as_one(package, study_path):
+    file = load(study_path)
+    task = Planner(file, file.data_files(), Fingerprint(data="d", model="m", code="c")).base_task()
+    assert task.model.source == f"{package / 'net.py'}:Net"
+    assert check(task)["num_parameters"] == 8
+
+
+@pytest.mark.parametrize("name", PACKAGE)
+def test_a_changed_file_of_a_package_is_noticed(package, digest, name):
+    before = digest()
+    (package / name).write_text(PACKAGE[name] + "# more\n")
     assert digest().model != before.model
 
 
@@ -157,6 +229,7 @@ def test_a_module_that_is_not_there_is_named(edit, digest):
     with pytest.raises(N3LOError) as caught:
         digest()
     assert str(caught.value) == (
-        f"{path}:5: model.source: there is no module 'apps.models.jetz'; a file of your own is "
-        "named as 'my_model.py:Name', relative to the study"
+        f"{path}:5: model.source: there is no module 'apps.models.jetz', neither in {sys.prefix} "
+        "nor beside the study; a file of your own is named as 'my_model.py:Name' or "
+        "'my_package/model.py:Name'"
     )

@@ -336,7 +336,8 @@ def test_frames_with_an_index_and_nullable_types_are_read(tmp_path):
 def test_a_missing_class_number_is_not_made_up(tmp_path):
     frame = pd.DataFrame({"x": [1.0, 2.0], "y": pd.array([1, None], "Int64")})
     frame.to_parquet(tmp_path / "a.parquet")
-    assert "'y' lacks values (null); fill them in" in refused(tmp_path / "a.parquet")
+    said = "'y' lacks 1 values (null); fill them in, as in frame['y'].fillna(-1)"
+    assert said in refused(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("kind", ["string", "category"])
@@ -436,6 +437,7 @@ def test_a_tree_is_named_where_there_are_several(tmp_path):
 def test_the_only_tree_may_be_named_and_its_branches_given_by_name(tmp_path):
     path = write_columns(tmp_path / "a.root")
     np.testing.assert_array_equal(read(indexed(path, inputs="Events/pt"))[0], X[:, 0])
+    assert "; its tree is called 'Events'" in refused(path, inputs="nominal/pt")
     index = indexed(path, inputs="Events")
     assert [field.name for field in index.inputs.members] == ["pt", "eta", "phi", "y"]
 
@@ -521,6 +523,43 @@ def test_a_frame_of_pytables_is_told_how_to_be_read(tmp_path):
     assert message.endswith("pandas.read_hdf('a.h5').to_parquet('frame.parquet')")
 
 
+def test_the_indices_that_pytables_keeps_are_no_arrays(tmp_path):
+    path = write_h5(tmp_path / "a.h5", df___i_table__index__sorted=X, df__table=X)
+    with open_file(str(path)) as file:
+        assert file.names == ["df/table"]
+
+
+# -- the number of the file ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_number_of_its_file_is_a_field_of_each_event(tmp_path, ending):
+    files = [
+        write_columns(tmp_path / f"{name}.{ending}", rows)
+        for name, rows in (("background", slice(0, 100)), ("signal", slice(100, None)))
+    ]
+    index = indexed(*files, inputs="(pt, @file)", targets="@file")
+    stacked, number = read(index, np.arange(EVENTS)[::-1])
+    expected = (np.arange(EVENTS) >= 100)[::-1]
+    np.testing.assert_array_equal(number, expected)
+    np.testing.assert_array_equal(stacked, np.stack([X[::-1, 0], expected], axis=1))
+    assert number.dtype == np.int64
+
+
+@pytest.mark.parametrize(("numbers", "dtype"), [([1.0, 0.0], np.int64), ([0.5, 2.0], np.float32)])
+def test_a_study_says_which_number_a_file_has(tmp_path, numbers, dtype):
+    files = [write_columns(tmp_path / name, slice(0, 2)) for name in ("a.h5", "b.h5")]
+    _, found = read(indexed(*files, inputs="pt", targets="@file", file_numbers=numbers))
+    np.testing.assert_array_equal(found, np.repeat(numbers, 2))
+    assert found.dtype == dtype
+
+
+def test_numbers_that_are_not_one_for_each_file_are_refused(tmp_path):
+    path = write_columns(tmp_path / "a.h5")
+    said = refused(path, inputs="pt", targets="@file", file_numbers=[0, 1])
+    assert said == "data.file_numbers: 2 numbers are not one for each of 1 files"
+
+
 # -- a format of the user's own --------------------------------------------------------------------
 
 READERS = """\
@@ -542,6 +581,10 @@ def rows(path):
 
 def lists(path):
     return {"x": [1, 2]}
+
+
+def ragged(path):
+    return {"x": np.array([[1], [1, 2]] * 25, dtype=object), "y": np.zeros(50)}
 
 
 def tensors(path):
@@ -581,10 +624,15 @@ def test_a_function_of_the_users_reads_other_formats(texts):
         ("broken", "'readers.py:broken' of '0.txt': ValueError: no header (readers.py line 10)"),
         ("rows", "'readers.py:rows' of '0.txt': gives a list, not a table of arrays by name"),
         ("lists", "'readers.py:lists' of '0.txt': 'x' is a list, not an array"),
+        (
+            "ragged",
+            "0.txt: 'x' holds Python objects, such as arrays of different lengths, not "
+            "numbers; pad them with zeros to one array, (events, most, ...)",
+        ),
         ("tensors", "'readers.py:tensors' of '0.txt': 'x' is a Tensor, not an array"),
         (
             "other",
-            "'readers.py:other': there is no 'other', only lines, broken, rows, lists, tensors",
+            "'readers.py:other': there is no 'other', only lines, broken, rows, lists, ragged",
         ),
     ],
 )

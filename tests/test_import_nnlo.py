@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -106,6 +107,9 @@ ROWS = [
     (["--loss", "binary_crossentropy"], SEARCH, "training.loss", "cross_entropy"),
     (["--loss", "categorical_crossentropy"], SEARCH, "training.loss", "cross_entropy"),
     (["--loss", "NLLLoss"], SEARCH, "training.loss", "nll_loss"),
+    (["--loss", "MultiMarginLoss"], SEARCH, "training.loss", "multi_margin_loss"),
+    (["--loss", "mse"], SEARCH, "training.loss", "cross_entropy"),
+    (["--loss", "mean_squared_error"], SEARCH, "training.loss", "mse_loss"),
     (["--loss", "MSE"], SEARCH, "training.loss", "mse_loss"),
     (["--loss", "MSE"], SEARCH, "search.objective.metric", "val_loss"),
     (["--early-stopping", "val_loss,~<,4"], SEARCH, "training.early_stopping.patience", 4),
@@ -129,6 +133,19 @@ ROWS = [
     (["--gem-momentum", "0.5"], TRAIN, "training.optimizer.momentum", 0.5),
     (["--gem-kappa", "1.5"], TRAIN, "training.exchange.kappa", 1.5),
     ([*EASGD, "--elastic-force", "0.5"], TRAIN, "training.exchange.elastic_force", 0.5),
+    # NNLO's alpha is 0.5 / 5 with six ranks, here it is the force over two or five workers
+    (
+        [*EASGD, "--elastic-force", "0.5", "--n-processes", "2"],
+        (TRAINING, 6),
+        "training.exchange.elastic_force",
+        0.2,
+    ),
+    (
+        [*EASGD, "--elastic-force", "0.5", "--block-size", "6", "--n-fold", "3"],
+        SEARCH,
+        "training.exchange.elastic_force",
+        0.1,
+    ),
     ([*DOWNPOUR, "--optimizer", "sgd"], TRAIN, "training.optimizer", {"name": "sgd", "lr": 0.01}),
     (["--cache-data", "/scratch"], SEARCH, "data.cache", "/scratch"),
     (["--copy-command", "xrdcp {} {}"], SEARCH, "data.copy_command", "xrdcp {} {}"),
@@ -170,6 +187,80 @@ def test_nnlos_own_defaults_are_those_of_the_study(tmp_path):
     assert study.search.method == "bayesian"
 
 
+KERAS_RMSPROP = {"name": "rmsprop", "lr": 0.001, "alpha": 0.9}
+KERAS_ADADELTA = {"name": "adadelta", "lr": 1.0, "rho": 0.95, "eps": 1e-7}
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [
+        ([*DOWNPOUR, "--optimizer", "rmsprop"], {**KERAS_RMSPROP, "eps": 1e-10}),
+        ([*DOWNPOUR, "--optimizer", "adadelta"], {**KERAS_ADADELTA, "lr": 0.001, "eps": 1e-8}),
+        ([*EASGD, "--worker-optimizer", "rmsprop"], {**KERAS_RMSPROP, "eps": 1e-7}),
+        ([*EASGD, "--worker-optimizer", "adadelta"], KERAS_ADADELTA),
+        (
+            [*EASGD, "--worker-optimizer", "rmsprop", "--worker-optimizer-params", "{'rho': 0.8}"],
+            {**KERAS_RMSPROP, "alpha": 0.8, "eps": 1e-7},
+        ),
+        (
+            [*EASGD, "--worker-optimizer-params", "{'epsilon': None, 'amsgrad': True}"],
+            {"name": "adam", "lr": 0.001, "eps": 1e-7, "amsgrad": True},
+        ),
+    ],
+)
+def test_an_optimizer_of_keras_keeps_its_settings(words, optimizer, tmp_path):
+    study = imported(tmp_path, words, *TRAIN, is_keras=True)
+    assert study.training.optimizer == optimizer
+
+
+def test_clipnorm_of_keras_is_clip_norm(tmp_path):
+    words = [*EASGD, "--worker-optimizer-params", "{'clipnorm': 1.0}"]
+    assert imported(tmp_path, words, *TRAIN, is_keras=True).training.clip_norm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "said"),
+    [
+        (["--sync-every", "4"], TRAIN, "NNLO's workers waited for so many"),
+        ([*DOWNPOUR, "--synchronous"], SEARCH, "OptimizationDriver.py never passed it on"),
+        (["--loss", "MSE", "--target-objective", "0.1"], SEARCH, "the search is by val_loss"),
+        (["--loss", "mse"], TRAIN, "--loss mse: with torch, NNLO did not know it"),
+        ([*EASGD, "--elastic-force", "2"], TRAIN, "2 is more than easgd takes: it is 1.0"),
+        (["--batch", "21", "--n-processes", "2"], (TRAINING, 5), "a worker's batch is 20"),
+        (["--hyper-opt", "genetic", "--ga-pop", "2"], SEARCH, "a population has at least 4"),
+        ([*EASGD, "--worker-optimizer", "nadam"], TRAIN, "nadam: with torch, NNLO did not know it"),
+        ([*DOWNPOUR, "--sync-every", "4"], (TRAINING, 1), "--sync-every 4: not carried over"),
+        ([*DOWNPOUR, "--synchronous"], (TRAINING, 1), "--synchronous: not carried over"),
+        ([], (OPTIMIZATION, None), "search.num_parallel is 1: give --ranks N"),
+    ],
+)
+def test_what_becomes_something_else_is_said(words, how, said):
+    draft = drafted(words, *how)
+    assert [note for note in draft.notes if said in note]
+    assert ("search", "stop") not in draft.values
+    assert "synchronous = true" not in draft.text
+
+
+def test_what_has_no_counterpart_of_a_keras_optimizer_is_said():
+    words = [*EASGD, "--worker-optimizer-params", "{'clipvalue': 1.0}"]
+    notes = drafted(words, *TRAIN, is_keras=True).notes
+    assert "--worker-optimizer-params: clipvalue: not carried over" in notes
+
+
+def test_a_variable_that_a_study_has_a_key_for_is_not_carried_over():
+    told = past([], *TRAIN)
+    draft = draft_of(
+        dataclasses.replace(told, environment=["NNLO_SHORT_BATCHES"]), "m.py:f", None, Path("/here")
+    )
+    assert "NNLO_SHORT_BATCHES: not carried over; set `data.train_fraction`" in draft.notes[-1]
+
+
+def test_a_study_without_a_name_has_that_of_its_model_file():
+    assert 'name = "tagger-one"' in drafted(
+        ["--model", "x/tagger.py", "--trial-name", "one"], *TRAIN, name=None
+    ).text  # fmt: skip
+
+
 def test_a_training_alone_is_a_search_of_one_trial(tmp_path):
     study = imported(tmp_path, ["--epochs", "2"], *TRAIN)
     assert study.search.num_trials == 1
@@ -206,6 +297,8 @@ def test_a_dead_option_is_reported_once():
         ([*EASGD, "--worker-optimizer", "magic"], TRAIN, "NNLO had no such optimizer"),
         ([*EASGD, "--worker-optimizer-params", "lr=1"], TRAIN, "is no dict of Python"),
         (["--epoch-number", "1"], SEARCH, "unrecognized arguments"),
+        (["--batch", "0"], SEARCH, "--batch 0 is not at least 1"),
+        ([], (TRAINING, 0), "--ranks 0 is not at least 1"),
     ],
 )
 def test_what_cannot_be_said_here_is_one_line(words, how, said):
@@ -247,6 +340,22 @@ def test_toml_is_read_back_as_it_was():
         ("jsrun -n 4 -a 2 -c 7 -g 1 python OptimizationDriver.py --model m.py | tee log", 8),
         ("#!/bin/bash\n#SBATCH -n 7\ncd x && srun ./OptimizationDriver.py --model m.py", 7),
         ("N=7\nmpirun -np $N \\\n  python nnlo/driver/OptimizationDriver.py --model m.py", 7),
+        ("jsrun -p 6 python OptimizationDriver.py --model m.py", 6),
+        ("mpirun -c 5 python OptimizationDriver.py --model m.py < /dev/null", 5),
+        ("mpirun -np ${N:-4} python -m nnlo.driver.OptimizationDriver --model m.py", 4),
+        ("srun -N 4 --ntasks-per-node=2 python OptimizationDriver.py --model m.py", 8),
+        ("#SBATCH -N 4\n#SBATCH --ntasks-per-node=2\nsrun OptimizationDriver.py --model m.py", 8),
+        ("#SBATCH -n 7\nmpirun python OptimizationDriver.py --model m.py", 7),
+        ("#SBATCH --nodes=3\nmpirun -npernode 4 OptimizationDriver.py --model m.py", 12),
+        ("#PBS -l select=2:mpiprocs=4\nmpiexec OptimizationDriver.py --model m.py", 8),
+        ("#BSUB -n 7\nmpirun python OptimizationDriver.py --model m.py", 7),
+        ("srun -n 5 exec i bash -c '. e; python OptimizationDriver.py --model m.py'", 5),
+        ('bsub -W 10 "jsrun -n 7 python OptimizationDriver.py --model m.py"', 7),
+        ('A=(--model\n m.py)\nmpirun -n 7 OptimizationDriver.py "${A[@]}"', 7),
+        ("[ -f OptimizationDriver.py ]\nsrun -n 7 OptimizationDriver.py --model m.py", 7),
+        ("if x; then srun -n 7 OptimizationDriver.py --model m.py; fi", 7),
+        ("chmod +x OptimizationDriver.py\nsrun -n 7 ./OptimizationDriver.py --model m.py", 7),
+        ("ln -s x/OptimizationDriver.py\nsrun -n 7 ./OptimizationDriver.py --model m.py", 7),
         ("# OptimizationDriver.py\nHOST=here python OptimizationDriver.py --model m.py & ", None),
     ],
 )
@@ -273,6 +382,9 @@ def test_a_line_may_be_given_in_quotes():
     ("text", "said"),
     [
         ("python train.py\n", "no line starts TrainingDriver.py or OptimizationDriver.py"),
+        ("python train.py\n", "in quotes, or its options behind the model file, with --driver"),
+        ("mpirun -np 3 ./MPIDriver.py m.json t.list v.list", "MPIDriver.py is of mpi_learn"),
+        ("python hyperparameter_search_option3.py", "option3.py is of mpi_learn or mpi_opt"),
         ("mpirun -np $N TrainingDriver.py", "'-np $N' is no number of ranks"),
         ("TrainingDriver.py\nTrainingDriver.py", "starts NNLO 2 times"),
     ],
@@ -311,6 +423,56 @@ def test_what_an_adaptor_does_is_seen_from_what_it_gives(adaptor, found):
 def test_an_adaptor_that_mixes_events_is_notrecognised():
     assert list(nnlo_import.recognised(lambda x: x[::-1], (9, 5))) == []
     assert list(nnlo_import.recognised(lambda x: x * x, (9, 5))) == []
+
+
+@pytest.mark.parametrize(
+    "adaptor",
+    [
+        np.abs,
+        np.nan_to_num,
+        np.round,
+        lambda x: np.maximum(x, 0),
+        lambda x: np.where(x < 1e-4, 0, x),
+        lambda x: np.clip(x, -1e6, 1e6),
+        lambda x: x.astype(int),
+        lambda x: x[:10_000],
+        lambda x: np.abs(x[:, -1]),
+        lambda x: np.maximum(x, 0) / 4,
+    ],
+)
+def test_an_adaptor_that_changes_some_values_alone_is_not_taken_for_a_step(adaptor):
+    assert list(nnlo_import.recognised(adaptor, (9, 5))) == []
+
+
+def test_an_adaptor_is_tried_on_the_data_too():
+    data = np.random.default_rng(4).normal(size=(40, 9, 5)).astype("float32")
+    assert next(nnlo_import.recognised(lambda x: x, (9, 5), data)) == {}
+    assert list(nnlo_import.recognised(lambda x: x[: len(data) - 1], (9, 5), data)) == []
+    assert list(nnlo_import.recognised(lambda x: np.where(x == x.max(), 0, x), (9, 5), data)) == []
+
+
+def test_whole_numbers_may_become_integers():
+    classes = np.eye(5, dtype="float32")
+    assert next(nnlo_import.recognised(lambda y: y.astype(int), (5,), classes)) == {}
+    assert list(nnlo_import.recognised(np.abs, (5,), classes)) == []
+    pixels = np.arange(30, dtype="uint8").reshape(6, 5)
+    found = next(nnlo_import.recognised(lambda x: x / 255.0, (5,), pixels))
+    assert found == {"steps": [{"name": "scale", "by": pytest.approx(1 / 255)}]}
+
+
+@pytest.mark.parametrize(
+    ("adaptor", "alone"),
+    [
+        (lambda x: x * x, True),
+        (lambda x: x[:, :1].squeeze(), True),
+        (lambda x: [np.abs(x), x.sum(axis=1)], True),
+        (lambda x: x[::-1], False),
+        (lambda x: x[:1000], False),
+        (lambda x: x / x.max(), False),
+    ],
+)
+def test_it_is_seen_whether_a_function_may_be_called_for_each_batch(adaptor, alone):
+    assert nnlo_import._takes_each_alone(adaptor, None) is alone
 
 
 def test_a_class_number_is_recognised_by_its_argmax():
@@ -408,6 +570,62 @@ def test_nothing_of_the_users_is_written_over(tmp_path):
     with pytest.raises(N3LOError, match="was not made by import-nnlo"):
         import_nnlo({"to": to})
     assert to.read_text() == "mine"
+
+
+SMALL = """
+import torch
+{above}
+
+def get_model(width=4):
+    return {model}
+
+
+{below}
+def get_train():
+    return {train}
+"""
+FINE = {"above": "", "model": "torch.nn.Linear(3, width)", "below": "", "train": "['a.h5']"}
+RANGE = "from nnlo.x import Integer\nget_model.parameter_range = [Integer(1, 4, name='deep')]"
+OF_FILE = "def get_features():\n    return 'x', lambda x: {}"
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"above": "import sys\nsys.exit(3)"}, "it calls sys.exit(3); move that below"),
+        ({"model": "[torch.nn.Linear(3, 2), torch.nn.Linear(2, 3)]"}, "several models"),
+        ({"above": "from nnlo.train.GanModel import G", "model": "G()"}, "calorimeter_gan.toml"),
+        ({"below": RANGE}, "'deep' is no argument of get_model, which takes width"),
+        ({"train": "['x.list']"}, "gives a list with 'x.list' in it"),
+        ({"below": OF_FILE.format("x / x.max()")}, "measures all of a file"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:nnlo.train.GanModel")
+def test_what_a_model_file_does_wrong_is_one_line(changed, said, tmp_path):
+    name = f"wrong_{len(said)}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(SMALL.format(**{**FINE, **changed}))
+    to = tmp_path / "s.toml"
+    values = {"model_file": str(path), "to": to, "from_script": None, "ranks": 1, "driver": None}
+    with pytest.raises(N3LOError, match=re.escape(said)):
+        import_nnlo(values)
+    assert [each.name for each in tmp_path.glob("*.*")] == [path.name]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_import_that_fails_leaves_nothing_in_the_way_of_the_next(tmp_path):
+    path = tmp_path / "small_net.py"
+    path.write_text(SMALL.format(**FINE))
+    to = tmp_path / "s.toml"
+    values = {"model_file": str(path), "to": to, "from_script": None, "ranks": 4, "driver": None}
+    with pytest.raises(N3LOError, match="kappa"):
+        import_nnlo({**values, "gem_kappa": -1.0})
+    assert not to.exists()
+    import_nnlo(values)
+    assert load(to).study.name == "small_net"
+    with pytest.raises(N3LOError, match="delete it, or write another by --to FILE"):
+        import_nnlo({**values, "epochs": 3})
 
 
 @pytest.mark.parametrize(

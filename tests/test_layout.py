@@ -179,7 +179,7 @@ def test_what_does_not_go_together_is_said_with_its_key(training, layout, said):
     ("settings", "said"),
     [
         ({"sync_every": 0}, "sync_every: 0 is not at least 1"),
-        ({"backup_workers": -1}, "backup_workers: -1 is below 0"),
+        ({"backup_workers": -1}, "backup_workers: -1 is not at least 0"),
         ({"backup_workers": 1}, "backup_workers: asynchronous masters wait for nobody"),
         ({"elastic_force": 1.1}, "elastic_force: 1.1 is not above 0 and at most 1"),
         ({"kappa": 0.0}, "kappa: 0.0 is not above 0"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 import pytest
 from test_launch import make_result, make_task
 
-from apps.contract import Failure, Fingerprint, Objective
+from apps.contract import Failure, Fingerprint, N3LOError, Objective, TaskPaths
+from workflow import runfolder
 from workflow.ledger import Ledger, session_facts
 from workflow.scores import Scoring
 from workflow.search import Proposal
@@ -36,8 +39,8 @@ def finish(ledger: Ledger, trial: int, fold: int, fom: float) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path) -> Ledger:
-    """Trial 0: done in both folds; trial 1: one fold failed; trial 2: one fold is running."""
+def ledger(tmp_path) -> Iterator[Ledger]:
+    """Of a driver at work. Trial 0: done in both folds; 1: one fold failed; 2: one is running."""
     ledger = Ledger(tmp_path)
     start_session(ledger)
     for trial in range(3):
@@ -49,7 +52,8 @@ def ledger(tmp_path) -> Ledger:
     ledger.record_start(task_of(1, 1), 1)
     ledger.record_failed(task_of(1, 1), Failure(reason="diverged", message="nan"), folder="t001-f1")
     ledger.record_start(task_of(2, 0), 1)
-    return ledger
+    with runfolder._lock(tmp_path):
+        yield ledger
 
 
 def same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
@@ -142,6 +146,56 @@ def test_a_task_without_an_end_is_lost_once_a_new_driver_starts(ledger):
     start_session(again)
     state = again.trials_by_number[2].tasks[0]
     assert (state.status, state.reason, state.attempts) == ("waiting", "driver_lost", 1)
+
+
+def test_without_a_driver_nothing_runs_for_whoever_reads(ledger, tmp_path):
+    """As the next driver will say, though the last one could write no line: a copy has none."""
+    assert Ledger(tmp_path).tasks()["status"].tolist()[4] == "running"
+    copy = Ledger(shutil.copytree(tmp_path, tmp_path / "copy"))
+    seen = [copy.tasks(), copy.trials(), copy.attempts()]
+    assert seen[0].loc[4, ["status", "reason"]].tolist() == ["waiting", "driver_lost"]
+    assert seen[1]["status"].tolist() == ["done", "failed", "waiting"]
+    assert seen[2]["status"].tolist() == ["done", "done", "done", "failed", "lost"]
+    assert seen[2].loc[4, "ended"].timestamp() == pytest.approx(copy.spans[-1][1], abs=1e-6)
+    start_session(copy)
+    for before, now in zip(seen, [copy.tasks(), copy.trials(), copy.attempts()], strict=True):
+        assert same(before, now)
+
+
+def test_a_refresh_sees_that_a_driver_has_ended(tmp_path):
+    with runfolder._lock(tmp_path):
+        driver = Ledger(tmp_path)
+        start_session(driver)
+        driver.record_trial(Proposal({"a.lr": 1.0}, number=0), num_folds=1)
+        driver.record_start(task_of(0, 0), 1)
+        seen = Ledger(tmp_path)
+        assert not seen.refresh()
+        assert seen.attempts()["status"].tolist() == ["running"]
+    assert seen.refresh()
+    assert seen.attempts()["status"].tolist() == ["lost"]
+
+
+def test_a_ledger_is_named_by_its_run_folder_which_may_begin_with_a_tilde(
+    ledger, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert len(Ledger(f"~/{tmp_path.name}").trials()) == 3
+    with pytest.raises(N3LOError, match=r"is a file; .* by its run folder, such as '.*'$") as told:
+        Ledger(ledger.path)
+    assert str(told.value).endswith(f"such as '{tmp_path}'")
+    (tmp_path / "tiny.toml").write_text("")
+    with pytest.raises(N3LOError, match=r"tiny.toml' is a file; .* such as 'runs/tiny'$"):
+        Ledger(tmp_path / "tiny.toml")
+
+
+def test_a_trial_may_be_given_by_its_name(ledger):
+    history = TaskPaths(ledger.folder / "t001-f0").history
+    history.parent.mkdir()
+    history.write_text('{"epoch": 1, "val_loss": 0.5}\n')
+    for trial in (1, "1", "t001", np.int64(1)):
+        assert ledger.history(trial=trial)["val_loss"].tolist() == [0.5]
+    with pytest.raises(N3LOError, match=r"Ledger.history: trial: 'first' is not a trial, such as"):
+        ledger.history(trial="first")
 
 
 def test_results_of_other_code_do_not_count_but_points_do(ledger):
@@ -336,3 +390,12 @@ def test_the_least_time_for_a_task_is_the_longest_start_and_epoch(tmp_path):
     ledger._apply({"event": "start", "time": 7000.0, "attempt": 2, **of})
     ledger._apply({**row, "time": 7001.0, "status": "done", "folder": "", "result": result})
     assert ledger.least_s() == pytest.approx(8.0)
+
+
+def test_a_task_of_another_study_is_shown_by_its_own_path(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "linked").symlink_to("runs")
+    ledger = Ledger(tmp_path / "linked" / "mine")
+    assert ledger.place_of("t000-f0") == ledger.folder / "t000-f0"
+    theirs = (tmp_path / "runs/theirs/t000-f0").resolve()
+    assert ledger.place_of(ledger.relative(theirs)) == theirs

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 from framework_helpers import Workplace, assert_same_bits, last_row, weights
+from sklearn.metrics import r2_score
 from torch.nn.functional import cross_entropy
-from training_helpers import train_all, write_task
+from training_helpers import train_all, write_h5, write_task
 
 from apps.check import check
 from apps.contract import N3LOError
 from apps.data import Batch
 from apps.experiment import Experiment, make_experiment
 from apps.export import export
+from apps.predict import predict
 from apps.train import seed_torch
 from apps.trained import load_trained
 
@@ -27,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+from torchmetrics.regression import R2Score
 
 
 class Tagger(lightning.LightningModule):
@@ -81,7 +84,68 @@ class Unjudged(Tagger):
 
 class Asking(Tagger):
     def training_step(self, batch, batch_idx):
-        return self.trainer.max_epochs * super().training_step(batch, batch_idx)
+        return self.global_step * super().training_step(batch, batch_idx)
+
+
+class Annealed(Tagger):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("progress", self.current_epoch / self.trainer.max_epochs)
+        return loss
+
+
+class Ways(Tagger):
+    def __init__(self, how="sum"):
+        super().__init__()
+        self.how = how
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        outputs = self(x)
+        right = (outputs.argmax(dim=1) == y).float()
+        self.log("val/loss", cross_entropy(outputs, y), batch_size=len(y))
+        self.log("val/right", right.sum(), False, None, False, True, self.how)
+        self.log_dict({"val_high": x[x > 0].mean()}, batch_size=int((x > 0).sum()))
+
+
+class Twice(Tagger):
+    def validation_step(self, batch, batch_idx):
+        self.log("acc", 1.0)
+        self.log("val_acc", 0.0)
+        return self.training_step(batch, batch_idx)
+
+
+class Late(Tagger):
+    def setup(self, stage):
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.layers(x))
+
+
+class AtTheEnd(Tagger):
+    def validation_step(self, batch, batch_idx):
+        self.outputs = self(batch[0])
+
+    def on_validation_epoch_end(self):
+        self.log("val_loss", self.outputs.mean())
+
+
+class Skipping(Tagger):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) if batch_idx != 1 else None
+
+
+class Explained(Tagger):
+    def __init__(self):
+        super().__init__()
+        self.r2 = R2Score()
+
+    def validation_step(self, batch, batch_idx):
+        outputs = self(batch[0])
+        self.r2.update(outputs, batch[0])
+        self.log("val_r2", self.r2)
+        return cross_entropy(outputs, batch[1])
 
 
 class Ranked(Tagger):
@@ -114,13 +178,8 @@ def experiment_of(place: Workplace, name: str, **training) -> Experiment:
     return make_experiment(task.model, task.training, lambda: events(2))
 
 
-def test_what_steps_log_is_the_mean_or_the_metric_of_all_events(place):
-    """From unequal batches; F1 against torchmetrics on all events at once."""
-    experiment, batch = experiment_of(place, "Tagger"), events()
-    assert experiment.measured == [
-        *("loss", "train_loss", "annealing"),
-        *("val_loss", "val_acc", "val_f1"),
-    ]
+def judged(experiment: Experiment, batch: Batch) -> dict[str, float]:
+    """What validation finds of 40 events in unequal batches."""
     experiment.train(False)
     parts = [slice(0, 7), slice(7, 30), slice(30, 40)]
     with torch.no_grad():
@@ -130,13 +189,65 @@ def test_what_steps_log_is_the_mean_or_the_metric_of_all_events(place):
             )
             for part in parts
         )
+    return experiment.val_means(sums)
+
+
+def test_what_steps_log_is_the_mean_or_the_metric_of_all_events(place):
+    """From unequal batches; F1 against torchmetrics on all events at once."""
+    experiment, batch = experiment_of(place, "Tagger"), events()
+    assert experiment.measured == [
+        *("loss", "train_loss", "annealing"),
+        *("val_loss", "val_acc", "val_f1"),
+    ]
+    found = judged(experiment, batch)
+    with torch.no_grad():
         outputs = experiment.served("model")(batch.inputs)
-    found = experiment.val_means(sums)
     f1 = sys.modules["torchmetrics.classification"].MulticlassF1Score(3)
     right = (outputs.argmax(dim=1) == batch.targets).float().mean()
     assert found["loss"] == pytest.approx(cross_entropy(outputs, batch.targets).item(), rel=1e-5)
     assert found["acc"] == pytest.approx(right.item())
     assert found["f1"] == pytest.approx(f1(outputs, batch.targets).item())
+
+
+def test_what_is_logged_is_summed_or_weighted_as_asked(place):
+    experiment, batch = experiment_of(place, "Ways"), events()
+    assert experiment.measured[3:] == ["val_loss", "val_right", "val_high"]
+    found = judged(experiment, batch)
+    with torch.no_grad():
+        outputs = experiment.served("model")(batch.inputs)
+    assert found["loss"] == pytest.approx(cross_entropy(outputs, batch.targets).item(), rel=1e-5)
+    assert found["right"] == (outputs.argmax(dim=1) == batch.targets).sum().item()
+    assert found["high"] == pytest.approx(batch.inputs[batch.inputs > 0].mean().item())
+
+
+def test_what_cannot_be_added_up_over_ranks_is_refused(place):
+    task = place.task("Ways", {"how": "max"}, loss="own")
+    with pytest.raises(N3LOError, match="'val/right' is logged with reduce_fx = 'max', and what"):
+        make_experiment(task.model, task.training, lambda: events(2))
+
+
+def test_states_of_a_metric_may_take_their_shape_from_the_first_update(place):
+    """R2 of three columns, whose states begin as single numbers; against scikit-learn."""
+    experiment, batch = experiment_of(place, "Explained"), events()
+    found = judged(experiment, batch)["r2"]
+    with torch.no_grad():
+        outputs = experiment.served("model")(batch.inputs)
+    assert found == pytest.approx(r2_score(batch.inputs, outputs), rel=1e-5)
+
+
+def test_a_module_knows_how_many_epochs_there_are(place):
+    experiment = experiment_of(place, "Annealed", epochs=4)
+    experiment.epoch = 2
+    (update,) = experiment.updates(experiment.networks, events())
+    assert experiment.means(update.sums)["progress"] == pytest.approx(1 / 4)
+
+
+def test_a_step_that_returns_no_loss_is_named(place):
+    experiment = experiment_of(place, "Skipping")
+    experiment.train(True)
+    list(experiment.updates(experiment.networks, events()))
+    with pytest.raises(N3LOError, match="'Skipping': training_step returns no loss for batch 1"):
+        list(experiment.updates(experiment.networks, events()))
 
 
 def test_a_step_without_a_number_may_return_its_loss_in_a_table(place):
@@ -170,6 +281,8 @@ def test_a_killed_training_ends_with_the_same_bits_and_can_be_used(place, tmp_pa
     own.load_state_dict(weights(whole))  # the names are the user's own
     x = events().inputs
     assert torch.equal(own.eval()(x), experiment.served("model")(x))
+    given = predict(whole, [write_h5(tmp_path / "new.h5", x=x.numpy())])
+    torch.testing.assert_close(torch.from_numpy(given["output"]), own(x))
     assert export(whole, tmp_path / "net.pt2", None) < 1e-5
 
 
@@ -205,7 +318,12 @@ def test_two_ranks_train_as_one(place):
     ("Tagger", {"strategy": "pipeline"}, "is called for its steps; use 'allreduce' or 'sharded'"),
     ("Manual", {}, "has automatic_optimization = False and moves its weights itself"),
     ("Unjudged", {}, "model 'Unjudged' has no validation_step"),
-    ("Asking", {}, "it asks for trainer.max_epochs, and N3LO has no Trainer"),
+    ("Asking", {}, r"model 'Asking' asks for trainer.global_step \(models.py line \d+\), and N3LO "
+     "has no Trainer; use self.current_epoch and batch_idx"),
+    ("Twice", {}, "logs 'val_acc' and another of that column, as 'acc', .*; log val_acc once"),
+    ("Late", {}, r"has no attribute 'head' \(models.py line \d+\); not called, as .*: setup$"),
+    ("AtTheEnd", {}, "'AtTheEnd': validation_step neither returns a loss nor logs 'val_loss'; not "
+     "called, as there is no Trainer: on_validation_epoch_end"),
     ("Ranked", {}, "is logged as a MulticlassAUROC, which cannot be added up"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torchmetrics, about AUROC

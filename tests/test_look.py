@@ -87,7 +87,7 @@ def test_an_overview_says_what_is_done_what_runs_and_what_it_costs(ledger, study
 
 
 def test_without_a_driver_nothing_runs(ledger, study):
-    seen = look.overview(ledger, study)
+    seen = look.overview(Ledger(ledger.folder), study)
     assert (seen["running"], seen["now"]) == (False, [])
     assert seen["tasks"] == {"done": 2, "failed": 1, "waiting": 1}
 
@@ -120,7 +120,7 @@ def test_of_many_trials_a_status_shows_the_best(ledger, study, capsys):
         task = task_of(number, 0)
         result = dataclasses.asdict(make_result(task, fom=100.0 - number))
         ledger.record_done(task, result, cached=False, folder=task.id)
-    look.print_status(ledger, study, terminal())
+    look.print_status(Ledger(ledger.folder), study, terminal())
     said = capsys.readouterr().out
     assert "... and 28 more; `export` has all trials" in said
     assert [line[:4] for line in said.splitlines() if line.startswith("t0")][:3] == [

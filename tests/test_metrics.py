@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, r2_score
+from sklearn.metrics import explained_variance_score, f1_score, r2_score
 from torch import nn
 from training_helpers import launch, make_task, write_h5, write_task
 
@@ -19,6 +19,7 @@ from apps.data import Batch
 from apps.experiment import Supervised
 from apps.frameworks import vision
 from apps.history import stop_reason
+from apps.metrics import make_metric
 from workflow import extras
 from workflow.fingerprint import fingerprint
 from workflow.study import load, metric_names
@@ -48,7 +49,9 @@ def measured(
     outputs: object, targets: object, *metrics: object, loss: object = "mse", batches: int = 4
 ) -> dict[str, float]:
     """What validation finds of a model that gives its inputs, in some unequal batches."""
-    experiment = Supervised(nn.Identity(), Training(loss=loss, metrics=list(metrics)))
+    training = Training(loss=loss, metrics=list(metrics))
+    first = Batch(cut(outputs, 0, 2), cut(targets, 0, 2), 2, 2)
+    experiment = Supervised(nn.Identity(), training, example=lambda: first)
     experiment.forward = lambda model, inputs: inputs
     ends = [round(EVENTS * (part / batches) ** 2) for part in range(batches + 1)]
     sums = experiment.no_val_sums()
@@ -89,6 +92,43 @@ def test_a_metric_of_torchmetrics_is_that_of_all_events(classified, fitted):
     assert found["multiclass_f1_score"] == pytest.approx(expected)
     found = measured(*fitted, "torchmetrics:R2Score")
     assert found["r2_score"] == pytest.approx(r2_score(fitted[1], fitted[0][:, 0]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["R2Score", "ExplainedVariance"])
+def test_states_may_take_their_form_from_the_targets(name):
+    """Of three columns; the mean of what scikit-learn finds of each."""
+    rng = np.random.default_rng(6)
+    targets = torch.from_numpy(rng.normal(size=(EVENTS, 3)).astype("float32"))
+    outputs = targets + 0.3 * torch.from_numpy(rng.normal(size=(EVENTS, 3)).astype("float32"))
+    judge = {"R2Score": r2_score, "ExplainedVariance": explained_variance_score}[name]
+    found = measured(outputs, targets, {"name": f"torchmetrics:{name}", "as": "found"})
+    assert found["found"] == pytest.approx(judge(targets, outputs), rel=1e-5)
+
+
+def test_states_that_are_of_other_sizes_for_each_target_are_refused():
+    outputs = {"p": torch.randn(EVENTS, 3), "e": torch.randn(EVENTS, 2)}
+    with pytest.raises(N3LOError, match=r"'R2Score' has states of other sizes .*; .* set of = one"):
+        measured(outputs, outputs, "torchmetrics:R2Score", loss={"p": "mse", "e": "mse"})
+    of_one = {"name": "torchmetrics:R2Score", "of": "p"}
+    found = measured(outputs, outputs, of_one, loss={"p": "mse", "e": "mse"})
+    assert found["r2_score"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [("mae", "mae"), ("torchmetrics:R2Score", "r2_score"), ("accuracy", "accuracy")],
+)
+def test_a_metric_that_fails_is_named(metric, name):
+    outputs, targets = torch.randn(EVENTS, 3, 2, 2), torch.zeros(EVENTS, 2, dtype=torch.int64)
+    with pytest.raises(N3LOError, match=rf"^training\.metrics: '{name}': "):
+        make_metric(metric, lambda key: "mse_loss").sums({None: (outputs, targets)})
+
+
+def test_one_of_torchmetrics_takes_no_weights_of_events():
+    f1 = {"name": "torchmetrics:MulticlassF1Score", "num_classes": 3, "as": "f1"}
+    Supervised(nn.Identity(), Training(metrics=["accuracy"])).check_weights()
+    with pytest.raises(N3LOError, match="'f1' is of torchmetrics and takes no weights of events"):
+        Supervised(nn.Identity(), Training(metrics=["accuracy", f1])).check_weights()
 
 
 @pytest.mark.parametrize("batches", [1, 4])
@@ -160,7 +200,8 @@ def test_a_metric_may_be_of_one_of_several_targets(classified, fitted):
          "keeps all outputs (preds, target), which would fill the memory of every rank; set t"),
         ("torchmetrics:SpearmanCorrCoef", "fill the memory of every rank; choose another"),
         ("torchmetrics:PearsonCorrCoef", "cannot be added up over ranks (mean_x, mean_y, "),
-        ("torchmetrics:F1", "training.metrics 'torchmetrics:F1': there is no 'F1'; as in "),
+        ("torchmetrics:F1", "training.metrics 'torchmetrics:F1': there is no 'F1'; torch"
+         "metrics has 'torchmetrics:BinaryF1Score', "),
         ("torchmetrics:MulticlassAUROC", "missing a required argument: 'num_classes'; it takes "),
         ({"name": "torchmetrics:MulticlassRecall", "num_classes": 4},
          "'MulticlassRecall' has num_classes = 4, but the model gives (B, 3)"),
@@ -168,7 +209,9 @@ def test_a_metric_may_be_of_one_of_several_targets(classified, fitted):
          "'MulticlassRecall' gives (3,) and not one number; set average = 'macro'"),
         ({"name": "accuracy", "of": "label"}, "is of = 'label', but the targets are one"),
         ({"name": "accuracy", "topk": 2}, "'accuracy' takes no topk"),
-        ("auc", "training.metrics: there is no 'auc', only accuracy, mae, mse"),
+        ("auc", "training.metrics: there is no 'auc', only accuracy, mae, mse; torchmetrics has "
+         "'torchmetrics:AUROC', 'torchmetrics:BinaryAUROC', 'torchmetrics:MulticlassAUROC', "),
+        ("purity", "; others are named as 'torchmetrics:MulticlassF1Score' or 'file.py:name'"),
     ],
 )  # fmt: skip
 def test_a_metric_that_cannot_be_had_says_why(classified, metric, message):

@@ -5,15 +5,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
+import torch
 from training_helpers import make_task, write_h5
 
 from apps import check as check_module
 from apps.check import check
 from apps.contract import N3LOError
+from apps.frameworks import vision
+from apps.mistakes import of_names
 from apps.sources import hint
+
+
+class LocalEntryNotFoundError(OSError):
+    """As huggingface_hub has it."""
+
 
 EVENTS = 30
 CLASSES = np.arange(EVENTS) % 3
@@ -46,7 +55,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         args = more.pop("args", {})
         if not source.startswith("torch."):
             (tmp_path / "net.py").write_text(HEAD + source)
-            source = f"{tmp_path / 'net.py'}:Net"
+            source = f"{tmp_path / 'net.py'}:{more.pop('name', 'Net')}"
         files = [write_h5(tmp_path / "events.h5", x=x, y=y)]
         sections = {"training": {"loss": loss, **more.pop("training", {})}, **more}
         return check(make_task(files, model={"source": source, "args": args}, **sections))
@@ -251,6 +260,28 @@ def test_classes_are_taken_as_people_have_them(report, y):
     report(PLAIN, y=y, training={"metrics": ["accuracy"]})
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss", "multi_margin_loss"])
+def test_several_labels_are_no_class(refused, report, loss):
+    labels = np.stack([CLASSES == 0, CLASSES < 2, CLASSES > 0], axis=1).astype("float32")
+    assert refused(PLAIN, y=labels, loss=loss) == (
+        f"data.targets: 'y' has events of several classes, or of none, and '{loss}' is of one for "
+        "each; for yes or no to each class take loss = 'bce'"
+    )
+    one_hot = np.eye(3, dtype="float32")[CLASSES]
+    report(PLAIN, y=one_hot, loss=loss)
+    one_hot[-1] = 0
+    assert "or of none" in refused(PLAIN, y=one_hot, loss=loss)
+    report(PLAIN, y=np.full((EVENTS, 3), 1 / 3), loss="cross_entropy")  # probabilities
+
+
+def test_many_more_outputs_than_classes_are_told(report):
+    assert report(PLAIN, args={"width": 1000})["warnings"] == [
+        "the model gives 1000 outputs for the 3 classes of 'y': give 3, by model.args or in the "
+        "model's file"
+    ]
+    assert report(PLAIN, args={"width": 6})["warnings"] == []
+
+
 def test_accuracy_of_several_labels_is_none_and_of_one_hot_classes_is(refused, report):
     labels = np.stack([CLASSES == 0, CLASSES < 2, CLASSES > 0], axis=1).astype("float32")
     asked = {"loss": "bce", "training": {"metrics": ["accuracy"]}}
@@ -385,9 +416,63 @@ def test_a_library_of_an_extra_is_named_with_the_extra(refused, monkeypatch):
     assert f"timm is not installed in {sys.prefix}: pip install 'n3lo[vision]'" in said
 
 
-def test_a_file_that_ends_the_program_is_named(refused):
-    said = refused("import sys\nsys.exit()\n" + PLAIN)
-    assert "(net.py line 6); the file must not end the program when it is imported" in said
+EXIT = "import sys; sys.exit(3)"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        f"{EXIT}\n{PLAIN}",
+        with_line(EXIT),
+        with_line("import argparse; argparse.ArgumentParser().parse_args(['--what'])"),
+        forward(EXIT),
+    ],
+    ids=["file", "constructor", "argparse", "forward"],
+)
+def test_code_that_ends_the_program_is_named(refused, model):
+    said = refused(model)
+    assert "SystemExit: " in said
+    assert "(net.py line " in said
+    assert "; the model's code must not end the program, nor read its command line" in said
+
+
+@pytest.mark.parametrize("error", [URLError("no host"), LocalEntryNotFoundError("not there")])
+def test_weights_that_cannot_be_downloaded_are_to_be_fetched_before(error):
+    assert "make the model once on a host that has one and the same home folder" in hint(error)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_model_of_torch_script_is_refused(refused):
+    model = PLAIN + "\n\ndef script():\n    return torch.jit.script(Net())\n"
+    said = refused(model, name="script")
+    assert said.startswith(
+        "model 'script' is of torch.jit.script, whose layers cannot be looked at"
+    )
+
+
+def test_a_model_that_is_compiled_already_is_told():
+    layer = torch.nn.Linear(3, 3)
+    [warning] = of_names(torch.nn.ModuleDict({"_orig_mod": layer}))  # as torch.compile wraps it
+    assert "the names of its weights have '_orig_mod.' in them; give the module itself" in warning
+    assert list(of_names(layer)) == []
+
+
+def test_an_instance_is_no_source_of_models(refused):
+    said = refused(PLAIN + "\n\nnet = Net()\n", name="net")
+    assert said.endswith(
+        "net.py:net': is a model already; name its class, or a function that gives it"
+    )
+
+
+@pytest.mark.parametrize("default", [": Config", "=Config()"])
+def test_a_table_is_no_dataclass(refused, default):
+    config = (
+        "from dataclasses import dataclass\n\n\n@dataclass\nclass Config:\n    width: int = 3\n"
+    )
+    model = with_line("self.last = nn.Linear(3, config.width)")
+    model = model.replace("width=3", f"config{default}").replace(", width", ", 3")
+    said = refused(f"{config}\n\n{model}", args={"config": {"width": 3}})
+    assert "model.args.config is given as a dict, and it is a Config: make that of it first" in said
 
 
 def test_a_file_that_does_not_come_to_an_end_is_named(refused, monkeypatch):
@@ -408,6 +493,17 @@ def test_a_metric_of_the_users_own_may_be_called_accuracy(report, tmp_path):
     (tmp_path / "net.py").write_text(HEAD + source)
     metrics = [f"{tmp_path / 'net.py'}:accuracy"]
     report(source, y=ROWS * 5, loss="mse", training={"metrics": metrics})
+
+
+def test_a_metric_of_several_columns_and_one_that_fails(refused, report, tmp_path):
+    vision.watch()
+    pytest.importorskip("torchmetrics")
+    found = report(PLAIN, y=ROWS, loss="mse", training={"metrics": ["torchmetrics:R2Score"]})
+    assert found["measured"][-1] == "val_r2_score"
+    source = PLAIN + "\n\ndef wrong(outputs, targets):\n    return outputs[:, 7]\n"
+    metrics = [f"{tmp_path / 'net.py'}:wrong"]
+    said = refused(source, y=ROWS, loss="mse", training={"metrics": metrics})
+    assert said.startswith("training.metrics 'net.py:wrong': IndexError: ")
 
 
 def test_an_argument_of_another_type_is_named(refused):

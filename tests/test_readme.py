@@ -134,7 +134,7 @@ def all_finished(*names: str) -> Callable[[Path], None]:
 def every_command_left_its_result(folder: Path) -> None:
     all_finished("jets", "tagger")(folder)
     assert len(Ledger(folder / "runs" / "tagger").trials()) == 4
-    made = ["digits.toml", "tasks.parquet", "best.onnx", "runs/tagger/report.html"]
+    made = ["digits.toml", "tasks.parquet", "best.onnx", "given.h5", "runs/tagger/report.html"]
     assert all((folder / name).stat().st_size for name in made)
 
 
@@ -185,6 +185,7 @@ def test_what_a_study_can_say_is_what_a_model_and_data_can_be_planned_with(tmp_p
     with h5py.File(tmp_path / "events.h5", "w") as file:
         file["tracks"] = rng.normal(size=(200, 3)).astype("float32")
         file["labels"] = np.eye(6)[rng.choice([2, 3, 4], 200)]
+        file["w"] = rng.normal(1, 2, 200)
     planned = n3lo("plan", "mine.toml", "--set", "gpus=4", "--set", "cores=4")
     assert planned.returncode == 0, planned
     assert "40 trials x 5 folds = 200 tasks" in planned.stdout

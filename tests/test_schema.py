@@ -6,14 +6,16 @@ import dataclasses
 import json
 import os
 import tomllib
+from pathlib import Path
 
 import jsonschema
 import pytest
 from conftest import ROOT, STUDY
 
-from apps.contract import Data, Layout, Training
-from workflow import cli, schema
+from apps.contract import Data, Layout, N3LOError, Training, ranges
+from workflow import cli, schema, study, toml
 from workflow.space import Real
+from workflow.study import Study
 
 SCHEMA = ROOT / "studies" / schema.NAME
 PAGE = ROOT / "docs" / "reference" / "study.md"
@@ -71,11 +73,56 @@ def test_an_editor_marks_what_a_run_would_refuse(checker, old, new):
     assert not checker.is_valid(tomllib.loads(STUDY.replace(old, new)))
 
 
+@pytest.mark.parametrize(
+    "section", [each for each in CLASSES if ranges(each)], ids=lambda each: each.__name__
+)
+def test_an_editor_and_a_run_know_the_same_numbers_of_every_key_with_a_range(checker, section):
+    """At each end, and next to it on both sides."""
+    path = next(path for path, each in schema.sections() if each is section)
+    described = checker.schema if section is Study else checker.schema["$defs"][section.__name__]
+    validator = jsonschema.Draft202012Validator(checker.schema)
+    for name, allowed in ranges(section).items():
+        number = {"integer": int, "number": float}[described["properties"][name]["type"]]
+        step = 1 if number is int else 1 / 64
+        ends = [end for end in vars(allowed).values() if end is not None]
+        for value in (number(end + offset) for end in ends for offset in (-step, 0, step)):
+            content = tomllib.loads(STUDY)
+            table = content
+            for part in filter(None, path.split(".")):
+                table = table.setdefault(part, {})
+            table[name] = value
+            refused = ""
+            try:
+                study.parse(toml.text(content), Path("small.toml"))
+            except N3LOError as error:
+                refused = str(error)
+            said = f"{name}: {value} is not {allowed}"
+            assert validator.is_valid(content) == (said not in refused), (path, name, value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('name = "small"', 'name = "a/b"'),
+        ('name = "small"', 'name = ""'),
+        ('{ name = "sgd", lr = 0.1 }', "{ lr = 1 }"),
+        ('["events.h5"]', "[]"),
+        (STUDY[STUDY.index("[search.space]") :], "[search.space]"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_both_too(checker, old, new):
+    assert old in STUDY
+    text = STUDY.replace(old, new)
+    assert not checker.is_valid(tomllib.loads(text))
+    with pytest.raises(N3LOError):
+        study.parse(text, Path("small.toml"))
+
+
 def test_a_key_has_type_unit_default_and_meaning():
     keys = {key.name: key for key in schema.keys(Layout)}
     assert keys["walltime_min"] == schema.Key(
         name="walltime_min",
-        type="number",
+        type="number, above 0",
         unit="minutes",
         default="`60.0`",
         meaning="a task that runs longer is stopped and failed",

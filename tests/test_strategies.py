@@ -67,6 +67,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}},
     "sync_batch_norm": {"optimizer": {"name": "sgd", "lr": 0.5}, "sync_batchnorm": True},
     "borrowing": {"optimizer": {"name": "sgd", "lr": 0.5}},
+    "weighted": {"optimizer": {"name": "sgd", "lr": 0.5}},
 }
 SCALES_LAYERS = [way for way in WAYS if "tensor" not in way]  # LARS needs whole layers
 OF_TWO = [way for way, (num_ranks, *_) in WAYS.items() if num_ranks <= 2]
@@ -81,6 +82,7 @@ OF_SETTING = {
     "batch_norm": ["horovod", "ddp", "copies"],
     "sync_batch_norm": NO_PIPELINE,
     "borrowing": ["local", "horovod", "ddp", "sharded", "data x sharded"],
+    "weighted": list(WAYS),
 }
 MAKE = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lars": LARS, "lamb": Lamb}
 CASES = [(way, name) for name, ways in OF_SETTING.items() for way in ways]
@@ -92,6 +94,16 @@ def events() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(11, 3, generator=generator), torch.arange(11) % 3
 
 
+# Of the events, in the cases "weighted": their mean is 1, as in a study.
+WEIGHTS = torch.tensor([2.0, -1.0, 0.5, 3.0, 1.0, 0.0, 2.5, -0.5, 1.5, 1.0, 1.0])
+
+
+def loss_of_all(name: str, model: nn.Module) -> torch.Tensor:
+    x, y = events()
+    losses = cross_entropy(model(x), y, reduction="none")
+    return (losses * WEIGHTS if name == "weighted" else losses).mean()
+
+
 # Events of each rank, or worker, that reads its own: unequal, as in a real epoch.
 PARTS = {1: [11], 2: [6, 5], 4: [3, 3, 3, 2]}
 
@@ -100,7 +112,8 @@ def case_of(way: str, name: str) -> dict[str, Any]:
     _, layout, choices = WAYS[way]
     training = {**choices, **SETTINGS[name]}
     readers = ranks_of(from_dict(Training, training), Layout(**layout)).readers
-    batches = list(zip(*(values.split(PARTS[readers]) for values in events()), strict=True))
+    tensors = (*events(), WEIGHTS) if name == "weighted" else events()
+    batches = list(zip(*(values.split(PARTS[readers]) for values in tensors), strict=True))
     return {
         "training": training, "layout": layout, "name": name, "batches": batches, "steps": STEPS,
     }  # fmt: skip
@@ -138,16 +151,15 @@ def reference(name: str) -> tuple[torch.nn.Module, float]:
     model = new_model(name, seed=0)
     settings = dict(SETTINGS[name]["optimizer"])
     optimizer = MAKE[settings.pop("name")](model.parameters(), **settings)
-    x, y = events()
     total = 0.0
     for _ in range(STEPS):
-        loss = cross_entropy(model(x), y)
+        loss = loss_of_all(name, model)
         optimizer.zero_grad()
         loss.backward()
         if "clip_norm" in SETTINGS[name]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS[name]["clip_norm"])
         optimizer.step()
-        total += loss.item() * len(x)
+        total += loss.item() * 11
     return model, total
 
 
@@ -168,8 +180,7 @@ def test_ranks_move_by_the_mean_gradient_of_all_their_events(outcomes, case):
 @pytest.mark.parametrize("case", EXACT, ids=str)
 def test_validation_gives_the_loss_of_all_events(outcomes, case):
     model, _ = reference(case[1])
-    x, y = events()
-    expected = cross_entropy(model.eval()(x), y).item()
+    expected = loss_of_all(case[1], model.eval()).item()
     for rank in outcomes[case]:
         total, count = rank["evaluated"][:2].tolist()
         assert total / count == pytest.approx(expected, rel=1e-5)

@@ -31,12 +31,41 @@ def test_a_study_is_read(study_path):
     assert list(study.search.space) == ["training.optimizer.lr", "model.args.width"]
 
 
+def test_files_of_one_entry_have_one_number(edit):
+    path = edit('"y"', '"@file"')
+    files = 'files = ["events.h5", "qcd_*.h5"]'
+    path.write_text(path.read_text().replace('files = ["events.h5"]', files))
+    for name in ("qcd_1.h5", "qcd_2.h5"):
+        (path.parent / name).touch()
+    assert load(path).file_numbers() == [0, 1, 1]
+    edit(files, f"{files}\nfile_numbers = [0.5, 2]")
+    assert load(path).file_numbers() == [0.5, 2, 2]
+    edit("[0.5, 2]", "[0.5]")
+    with pytest.raises(N3LOError, match=r"toml:\d+: data.file_numbers: 1 numbers are not one for"):
+        load(path).file_numbers()
+    edit('"@file"', '"y"')
+    with pytest.raises(N3LOError, match=r"data.file_numbers: no field is '@file', which"):
+        load(path).file_numbers()
+
+
 def test_a_trial_is_the_study_with_values_replaced(study_path):
     file = load(study_path)
     study = file.at({"training.optimizer.lr": 0.5, "model.args.width": 7})
     assert study.training.optimizer == {"name": "sgd", "lr": 0.5}
     assert study.model.args == {"width": 7}
     assert file.study.model.args == {"width": 4}
+
+
+def test_a_part_of_a_default_table_can_be_searched_though_the_file_does_not_name_it(edit):
+    path = edit('optimizer = { name = "sgd", lr = 0.1 }\n', "")
+    assert load(path).at({"training.optimizer.lr": 0.5}).training.optimizer == {
+        "name": "adam", "lr": 0.5,
+    }  # fmt: skip
+    edit('"training.optimizer.lr" =', '"training.optimizer.name" =')
+    edit('type = "real", low = 1e-3, high = 1.0, log = true', 'type = "choice", values = ["adam"]')
+    assert load(path).at({"training.optimizer.name": "sgd"}).training.optimizer == {
+        "name": "sgd", "lr": 1e-3,
+    }  # fmt: skip
 
 
 def test_a_value_with_a_default_can_be_searched_though_the_file_does_not_name_it(edit):
@@ -66,6 +95,9 @@ MISTAKES = [
     ('type = "int"', 'type = "integer"',
      "search.space.\"model.args.width\": type 'integer' is none of 'real', 'int', 'choice', "
      "'ordinal'"),
+    ('"model.args.width" = { type = "int", low = 2, high = 8 }',
+     '"model.args.width" = { type = "choice", low = 2 }',
+     "search.space.\"model.args.width\": unknown key 'low'; there are: when, values, type"),
     ("num_trials = 3\n", "", "search.num_trials is missing"),
     ('source = "my_model.py:Tagger"', 'source = "my_model.py"',
      "model: 'my_model.py' is not of the form 'package.module:Name' or 'file.py:Name'"),

@@ -143,8 +143,8 @@ def test_every_attempt_at_a_task_is_a_row_also_those_whose_driver_ended(folder):
         file.write(json.dumps(again) + "\n" + json.dumps(start) + "\n")
     attempts = Ledger(folder).attempts()
     mine = attempts[(attempts["trial"] == 5) & (attempts["fold"] == 0)]
-    assert mine[["attempt", "status"]].to_numpy().tolist() == [[1, "lost"], [2, "running"]]
+    assert mine[["attempt", "status"]].to_numpy().tolist() == [[1, "lost"], [2, "lost"]]
     assert mine["ended"].iloc[0].timestamp() < 1_790_009_000  # with the last row of its driver
     assert attempts["status"].value_counts().to_dict() == {
-        "done": 12, "failed": 3, "lost": 3, "running": 1,
+        "done": 12, "failed": 3, "lost": 4,
     }  # fmt: skip

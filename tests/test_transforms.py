@@ -29,7 +29,7 @@ from apps.experiment import make_experiment
 from apps.hdf5 import Reader, index_files
 from apps.rules import check_collate
 from apps.trained import load_trained, trained_index
-from apps.transforms import STEPS, keep, with_kept
+from apps.transforms import STEPS, idle_ignores, keep, with_kept
 from workflow.fingerprint import fingerprint
 from workflow.plan import Planner
 from workflow.search.base import Proposal
@@ -46,6 +46,16 @@ def jets(tmp_path):
     x[np.arange(6) >= rng.integers(1, 7, size=50)[:, None]] = 0
     x[:, :, 1] *= rng.integers(0, 2, size=(50, 6))  # a feature of a real constituent may be 0
     return write_h5(tmp_path / "jets.h5", 8, x=x, y=rng.integers(0, 4, size=50))
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """met, mjj, eta and the class y of 30 events in each of two files."""
+    rng = np.random.default_rng(6)
+    for name in ("a.h5", "b.h5"):
+        of_file = {name: rng.normal(size=30) for name in ("met", "mjj", "eta")}
+        write_h5(tmp_path / name, 8, **of_file, y=np.arange(30) % 3)
+    return [tmp_path / "a.h5", tmp_path / "b.h5"]
 
 
 def task_of(file, steps, field="x", **data):
@@ -181,11 +191,65 @@ def test_earlier_steps_come_first(jets):
     close(batch.inputs, ((raw - trained.mean(axis=(0, 1))) / trained.std(axis=(0, 1)))[:, :2])
 
 
-def test_values_that_are_not_finite_are_no_statistics(jets):
+def test_values_that_are_not_finite_are_no_statistics_and_are_told_where_they_are(jets):
     with h5py.File(jets, "r+") as file:
         file["x"][:, 0, 0] = np.nan
-    with pytest.raises(N3LOError, match=r"'x': normalise: .* values .* are not finite"):
+    said = r"'x': normalise: nan or inf: place 0 of the last axis in (\d+) of \1 training events"
+    with pytest.raises(N3LOError, match=said):
         given(task_of(jets, ["normalise"]))
+
+
+def test_the_columns_and_the_first_event_with_nan_are_named_with_the_remedy(columns):
+    field = "(met, mjj, eta)[:, :2]"
+    task = make_task(columns, data={"inputs": field, "transforms": {field: ["normalise"]}})
+    _, fold_of_event = prepare(task.data, task.split_seed)
+    trained = np.flatnonzero(trains(fold_of_event, 0))
+    last = trained[-3:]
+    with h5py.File(columns[1], "r+") as file:
+        file["mjj"][last - 30] = [np.nan, np.inf, np.nan]
+    with pytest.raises(N3LOError) as raised:
+        given(task)
+    assert str(raised.value) == (
+        f"data.transforms: '{field}': normalise: nan or inf: 'mjj' in 3 of {len(trained)} training "
+        f"events, first in event {last[0] - 30} of 'b.h5'; before it, "
+        '{ name = "replace", by = 0 } puts 0 there'
+    )
+
+
+def test_single_values_that_an_event_lacks_take_no_part_and_can_become_the_mean(columns):
+    """As analysts write them: -999 in one of several columns."""
+    with h5py.File(columns[0], "r+") as file:
+        file["mjj"][3:25] = -999
+    field = "(met, mjj, eta)"
+    steps = [{"name": "normalise", "ignore": -999}, {"name": "replace", "value": -999, "by": 0}]
+    task = make_task(columns, data={"inputs": field, "transforms": {field: steps}})
+    batch, index, fold_of_event = given(task)
+    [raw] = Reader(index, [index.inputs.members[0]]).gather(np.arange(60))
+    masked = np.ma.masked_equal(raw.astype(np.float64), -999)
+    trained = masked[trains(fold_of_event, 0)]
+    close(batch.inputs, ((masked - trained.mean(axis=0)) / trained.std(axis=0)).filled(0))
+
+
+@pytest.mark.parametrize(
+    ("per", "ignore", "warnings"), [("feature", -999, 1), ("feature", 0, 0), ("cell", -999, 0)]
+)
+def test_a_value_that_is_ignored_in_no_row_is_told(jets, per, ignore, warnings):
+    with h5py.File(jets, "r+") as file:
+        file["x"][:, 0, 1] = -999
+    task = task_of(jets, [{"name": "normalise", "per": per, "ignore": ignore}])
+    _, index, fold_of_event = given(task)
+    told = list(idle_ignores(index, trains(fold_of_event, 0)))
+    assert len(told) == warnings
+    assert all("normalise: -999 is in no whole row of features" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"by": 0}, [1, 0, 0, 0, -9]), ({"by": 2.5, "value": -9}, [1, np.nan, np.inf, -np.inf, 2.5])],
+)
+def test_a_value_or_what_is_not_finite_is_replaced(settings, expected):
+    values = torch.tensor([1, np.nan, np.inf, -np.inf, -9])
+    np.testing.assert_array_equal(STEPS["replace"](**settings)(values), expected)
 
 
 # -- all other steps -------------------------------------------------------------------------------
@@ -195,6 +259,7 @@ OTHERS = {
     "clip": ({"low": -1, "high": 2.5}, lambda x: x.clip(-1, 2.5)),
     "scale": ({"by": 0.01, "offset": 3}, lambda x: 0.01 * x + 3),
     "threshold": ({"below": 4}, lambda x: np.where(x < 4, 0, x)),
+    "replace": ({"value": 0, "by": -1.5}, lambda x: np.where(x == 0, -1.5, x)),
     "crop": ({"to": [3, 2]}, lambda x: x[:, 1:4, 0:2]),
     "crop ": ({"to": [1], "axes": [2]}, lambda x: x[:, :, 1:2]),
     "crop  ": ({"first": 4}, lambda x: x[:, :4]),

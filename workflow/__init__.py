@@ -17,9 +17,7 @@ __all__ = ["PROGRAM", "Ledger", "N3LOError", "SiteError", "Study"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent  # or site-packages, where there is none
 # What a person types here, in front of a command.
-_BY_FILE = Path(sys.argv[0]).name != "n3lo" and (CHECKOUT / "run_workflow.py").is_file()
-PROGRAM = "python run_workflow.py" if _BY_FILE else "n3lo"
-
+PROGRAM = "python run_workflow.py" if Path(sys.argv[0]).name == "run_workflow.py" else "n3lo"
 
 _PLACES = {
     "Ledger": "workflow.ledger",

@@ -9,10 +9,10 @@ study.trials().sort_values("score")
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,11 +25,11 @@ from sites import get
 from sites.base import Site
 from sites.settings import user_folder
 from workflow import commands, console, init, look, process, runfolder, schema, session, toml, whole
+from workflow.arguments import Pair, Trial, Trials, Whole, checked
 from workflow.ledger import Ledger
-from workflow.study import StudyFile, load, parse
+from workflow.study import BUDGET, load, parse
 from workflow.view import View
 
-BUDGET = ("search.num_trials", "search.num_parallel")  # a run folder knows those of each start
 WRITTEN = "# Written by Study.from_dict"  # over a file of ours, which may be written anew
 
 
@@ -44,8 +44,10 @@ class Study:
     """A study file, and the run that comes of it.
 
     What a user can mend is an `N3LOError` or a `SiteError`, with the line that the command prints.
+    A trial is given by its number or its name: 3 or "t003".
     """
 
+    @checked
     def __init__(
         self,
         path: str | Path,
@@ -55,7 +57,7 @@ class Study:
         """
         Args:
             path: the TOML file.
-            values: dotted path -> value, in place of what the file says.
+            values: dotted path -> value, in place of what the file says; see `set`.
             runs: the folder of the run folders and the cache.
 
         Raises:
@@ -66,6 +68,7 @@ class Study:
         self.set(values or {})
 
     @classmethod
+    @checked
     def from_dict(
         cls, content: Mapping[str, Any], to: str | Path | None = None, runs: str | Path = "runs"
     ) -> Study:
@@ -88,6 +91,7 @@ class Study:
         return cls(path, runs=runs)
 
     @classmethod
+    @checked
     def init(
         cls,
         model: str,
@@ -117,27 +121,21 @@ class Study:
                 print(line)
         return cls(path, runs=folder)
 
+    @checked
     def set(self, values: Mapping[str, Plain]) -> None:
         """Replace values of the study by their dotted paths, as in {"training.epochs": 3}.
 
-        A run keeps what it began with, but for its search: other changes need another "name".
+        A part that has dots is in quotes: 'search.space."training.optimizer.lr".high'. A whole
+        section, {"training": {"epochs": 3}}, replaces the keys that it names; a table further in
+        is replaced whole. A run keeps what it began with, but for its search: other changes need
+        another "name".
 
         Raises:
             N3LOError: a value is wrong; then all stays as it was.
         """
-        changed = {**self.values, **{name: toml.plain(each) for name, each in values.items()}}
-        self.file = self._read(changed)
+        changed = {**self.values, **{name: _as_read(name, each) for name, each in values.items()}}
+        self.file = load(self.path, changed)
         self.values = changed
-
-    def _read(self, values: Mapping[str, Plain]) -> StudyFile:
-        """With the text that a run folder is to keep: its own where nothing else is replaced."""
-        file = load(self.path, values)
-        beyond = {name: value for name, value in values.items() if name not in BUDGET}
-        if not beyond:
-            return file
-        said = ", ".join(f"{name} = {toml.value(value, name)}" for name, value in beyond.items())
-        text = f"# {self.path.name} with {said}\n{toml.text(file.content)}"
-        return dataclasses.replace(file, text=text)
 
     def __repr__(self) -> str:
         changed = f", {self.values}" if self.values else ""
@@ -145,6 +143,7 @@ class Study:
 
     # -- before and during a run -------------------------------------------------------------------
 
+    @checked
     def check(self, site: str = "local", settings: Mapping[str, Plain] | None = None) -> list[str]:
         """See that the study can run, its model and data included; return warnings.
 
@@ -155,6 +154,7 @@ class Study:
             ready = session.prepared(self.file, self._site(site, settings), self.runs)
             return [str(each) for each in ready.checked["warnings"]]
 
+    @checked
     def plan(self, site: str = "local", settings: Mapping[str, Plain] | None = None) -> None:
         """Print trials, tasks and launch lines; run nothing.
 
@@ -164,13 +164,14 @@ class Study:
         with _in_lines(self.runs):
             session.print_plan(self.file, self._site(site, settings), self.runs)
 
+    @checked
     def run(
         self,
         site: str = "local",
         settings: Mapping[str, Plain] | None = None,
         *,
-        trials: int | None = None,
-        parallel: int | None = None,
+        trials: Whole | None = None,
+        parallel: Whole | None = None,
     ) -> Ledger:
         """Run the study, or go on with it, and show how it gets on.
 
@@ -189,13 +190,14 @@ class Study:
         """
         return self._drive((site, settings), (trials, parallel), [])
 
+    @checked
     def rerun(
         self,
-        trials: Sequence[int],
+        trials: Trials,
         site: str = "local",
         settings: Mapping[str, Plain] | None = None,
     ) -> Ledger:
-        """Forget the results of these trials, and `run`."""
+        """Forget the results of these trials, or of one, and `run`."""
         return self._drive((site, settings), (None, None), trials)
 
     def _drive(
@@ -205,7 +207,7 @@ class Study:
         rerun: Sequence[int],
     ) -> Ledger:
         given = {name: each for name, each in zip(BUDGET, budget, strict=True) if each is not None}
-        file = self._read({**self.values, **given})
+        file = load(self.path, {**self.values, **given})
         with _in_lines(self.runs), process.prepared(runfolder.MARK), ExitStack() as at_end:
             process.require_installed()
             at_end.enter_context(_one_thread())
@@ -259,7 +261,7 @@ class Study:
         """One row a (trial, fold)."""
         return self.ledger.tasks()
 
-    def history(self, trial: int | None = None, fold: int | None = None) -> pd.DataFrame:
+    def history(self, trial: Trial | None = None, fold: int | None = None) -> pd.DataFrame:
         """One row an epoch, of all tasks or of some."""
         return self.ledger.history(trial=trial, fold=fold)
 
@@ -268,11 +270,13 @@ class Study:
         view = self.view
         look.print_status(view.ledger, view.file.study, console.terminal())
 
-    def show(self, trial: int) -> None:
+    @checked
+    def show(self, trial: Trial) -> None:
         """Print all about a trial: its point, its folds, where they ran."""
         look.print_trial(self.ledger, trial, console.terminal())
 
-    def logs(self, task: str, lines: int = 50) -> None:
+    @checked
+    def logs(self, task: str, lines: Whole = 50) -> None:
         """Print the end of the log of a task, such as "t003-f1"."""
         look.print_log(self.ledger, task, lines, False, console.terminal())
 
@@ -283,6 +287,7 @@ class Study:
 
             return monitor.watch(self.folder)
 
+    @checked
     def report(
         self,
         to: str | Path | None = None,
@@ -308,15 +313,19 @@ class Study:
         with _in_lines(self.runs):
             return commands.report(self.view, pages)
 
+    @checked
     def compare(self, *others: Study | str | Path, to: str | Path | None = None) -> None:
         """Print this run beside others: studies, study files or run folders."""
         views = [
-            each.view if isinstance(each, Study) else commands.view_of(Path(each), self.runs)
+            each.view
+            if isinstance(each, Study)
+            else commands.view_of(Path(each).expanduser(), self.runs)
             for each in (self, *others)
         ]
         with _in_lines(self.runs):
             commands.compare(views, _path(to))
 
+    @checked
     def export(self, to: str | Path, tracker: str | None = None, table: str | None = None) -> None:
         """Write the ledger as tables (.csv, .parquet, .h5, .sqlite), or for a tracker.
 
@@ -331,29 +340,48 @@ class Study:
             target = os.path.expanduser(to)  # which may be an address
             exports.export(view.ledger, view.file, target, tracker, table)
 
-    def ensemble(self, best: int = 5, to: str | Path | None = None) -> None:
+    @checked
+    def ensemble(self, best: Whole = 5, to: str | Path | None = None) -> None:
         """Average what the best trials give, and print what that gains."""
         with _in_lines(self.runs):
             commands.ensemble(self.view, best, _path(to))
 
+    @checked
     def export_model(
         self,
         to: str | Path,
-        trial: int | None = None,
-        fold: int = 0,
+        trial: Trial | None = None,
+        fold: Whole = 0,
         network: str | None = None,
     ) -> None:
         """Write a trained network, of the best trial by default, as .onnx or .pt2."""
         self._use("export", to, (trial, fold), commands.network_words(network))
 
+    @checked
+    def predict(
+        self,
+        to: str | Path,
+        on: Sequence[str | Path] = (),
+        trial: Trial | None = None,
+        fold: Whole = 0,
+    ) -> None:
+        """Write what a trained network, of the best trial by default, gives for events, as HDF5.
+
+        Args:
+            on: files, whose events need have no targets; none = the validation events of the fold.
+        """
+        words = commands.file_words([Path(each).expanduser() for each in on])
+        self._use("predict", to, (trial, fold), words)
+
+    @checked
     def generate(
         self,
         to: str | Path,
-        events: int = 1000,
+        events: Whole = 1000,
         *,
-        energy: tuple[float, float] = (10.0, 100.0),
+        energy: Pair = (10.0, 100.0),
         like: str | Path | None = None,
-        seed: int = 1,
+        seed: Whole = 1,
     ) -> None:
         """Write showers of the best trained generator.
 
@@ -372,6 +400,15 @@ class Study:
         what = commands.Use(program=program, to=path, trial=trial, fold=fold, words=words)
         with _in_lines(self.runs):
             commands.use(self.view, what)
+
+
+def _as_read(name: str, value: Plain) -> Plain:
+    """A value as it would be read from the study file: plain, and None alone for what is left out.
+
+    Raises:
+        N3LOError: TOML, or a study, has no such value.
+    """
+    return None if value is None else tomllib.loads(f"_ = {toml.value(value, name)}")["_"]
 
 
 def _path(given: str | Path | None) -> Path | None:

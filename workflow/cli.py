@@ -263,6 +263,17 @@ def _network_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--network", metavar="NAME", help="of several, such as generator")
 
 
+def _predict_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--on",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="of events, with or without targets (default: the validation events of the fold)",
+    )
+
+
 def _generate_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--events", type=int, default=1000, metavar="N", help="(default: 1000)")
     command.add_argument(
@@ -515,6 +526,12 @@ def _export_model(options: argparse.Namespace) -> int:
     return _use(options, "export", commands.network_words(options.network))
 
 
+def _predict(options: argparse.Namespace) -> int:
+    from workflow import commands
+
+    return _use(options, "predict", commands.file_words(options.on))
+
+
 def _generate(options: argparse.Namespace) -> int:
     from workflow import commands
 
@@ -667,6 +684,11 @@ COMMANDS: dict[str, _Command] = {
         _export_model,
         "write a trained network as .onnx or .pt2 (torch.export)",
         [*_STARTED, _task_options, _network_options],
+    ),
+    "predict": (
+        _predict,
+        "apply a trained network to events of other files, or to those that validate",
+        [*_STARTED, _task_options, _predict_options],
     ),
     "generate": (
         _generate,

@@ -149,6 +149,11 @@ def network_words(network: str | None) -> list[str]:
     return ["--network", network] if network else []
 
 
+def file_words(on: Sequence[str | Path]) -> list[str]:
+    """For `apps.predict`: files of events; none = those that validate."""
+    return ["--on", *map(str, on)] if on else []
+
+
 def shower_words(events: int, energy: Sequence[float], like: Path | None, seed: int) -> list[str]:
     """For `apps.generate`: energies in GeV, uniform between two, or those of a file."""
     words = ["--events", str(events), "--energy", *map(str, energy)]

@@ -154,12 +154,6 @@ def ranked(trials: pd.DataFrame, goal: str, ledger: Ledger) -> pd.DataFrame:
     return trials.loc[[*first, *by_score(trials.drop(first), goal).index]]
 
 
-def as_seen(table: pd.DataFrame, is_running: bool) -> pd.DataFrame:
-    """Trials or tasks; without a driver nothing runs: what the ledger has so was interrupted."""
-    said = {} if is_running else {"running": "waiting"}
-    return table.assign(status=table["status"].replace(said))
-
-
 def best_line(ledger: Ledger, objective: Objective) -> str:
     """The best trial's score in words; empty before there is one."""
     scored = best_first(ledger.trials(), objective.goal, ledger)

@@ -6,6 +6,7 @@ Nothing is imported to find them: a model's source is followed through its impor
 from __future__ import annotations
 
 import ast
+import glob
 import hashlib
 import json
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import apps
-from apps.contract import Fingerprint, N3LOError, sources_of, write_json
+from apps.contract import Fingerprint, N3LOError, package_of, sources_of, write_json
 from workflow import extras
 from workflow.space import Choice, Dimension
 from workflow.study import StudyFile
@@ -28,8 +29,8 @@ _INSTALLED = tuple(
 _APPS = Path(apps.__file__).resolve().parent
 # Programs that start, check or use a training, of which the training itself imports nothing.
 BESIDE = (
-    *("launch", "room", "scout", "probe", "check", "draft", "mistakes", "suited"),
-    *("trained", "export", "generate", "ensemble", "new_h5", "datacheck", "convert"),
+    *("launch", "room", "scout", "probe", "check", "draft", "mistakes", "suited", "opened"),
+    *("trained", "export", "generate", "ensemble", "predict", "new_h5", "datacheck", "convert"),
     "nnlo_import",
 )
 
@@ -74,7 +75,23 @@ def _of_model(file: StudyFile) -> str:
     """Of the model, and of losses, metrics, a reader and a collate function that are not ours."""
     starts = {model_file(file), *other_files(file)}
     paths = {path for start in starts for path in _with_local_imports(start)}
-    return _digest(path.read_bytes() for path in sorted(paths))
+    return _digest(path.read_bytes() for path in sorted({*paths, *read_files(file)}))
+
+
+def read_files(file: StudyFile) -> list[Path]:
+    """`model.files`, which the model's code reads.
+
+    Raises:
+        N3LOError: there is none of such a name.
+    """
+    found: list[Path] = []
+    for name in file.study.model.files:
+        matches = glob.glob(str(Path(name).expanduser()), root_dir=file.path.parent)
+        files = [(file.path.parent / match).resolve() for match in sorted(matches)]
+        if not any(path.is_file() for path in files):
+            raise N3LOError(f"{file.where('model', 'files')}model.files: there is no file '{name}'")
+        found += filter(Path.is_file, files)
+    return found
 
 
 def model_file(file: StudyFile) -> Path:
@@ -137,13 +154,27 @@ def source_file(file: StudyFile, source: str, *key: str) -> Path:
     library = source.partition(".")[0]
     if library in extras.KNOWN:
         extras.require(library)
-    files = _files(source, sys.path)
-    if len(files) <= source.count(".") or files[-1] is None:
+    found = _module(source, sys.path) or beside(file, source)
+    if found is None:
         raise N3LOError(
-            f"{where}: there is no module '{source}'; a file of your own is named as "
-            f"'my_model.py:Name', relative to the study"
+            f"{where}: there is no module '{source}', neither in {sys.prefix} nor beside the "
+            "study; a file of your own is named as 'my_model.py:Name' or 'my_package/model.py:Name'"
         )
-    return files[-1]
+    return found
+
+
+def beside(file: StudyFile, module: str) -> Path | None:
+    """The file of a module that lies beside the study, where the ranks would not look for it."""
+    folder = file.path.parent.resolve()
+    elsewhere = [each for each in sys.path if each and Path(each).resolve() != folder]
+    if module.startswith("apps.") or _module(module, elsewhere):
+        return None
+    return _module(module, [str(folder)])
+
+
+def _module(name: str, search: list[str]) -> Path | None:
+    files = _files(name, search)
+    return files[-1] if len(files) > name.count(".") else None
 
 
 def _of_code() -> str:
@@ -165,9 +196,10 @@ def _digest(contents: Iterable[bytes]) -> str:
 
 def _with_local_imports(start: Path) -> set[Path]:
     """A Python file and all that it imports, directly or not, except what is installed or ours."""
-    roots = [str(start.parent), *sys.path]  # as the ranks look for them
+    root, name = package_of(start)
+    roots = [str(start.parent), str(root), *sys.path]  # as the ranks look for them
     seen: set[Path] = set()
-    waiting = [start]
+    waiting = [start, *filter(None, _files(name, [str(root)]))]  # its packages are imported too
     while waiting:
         path = waiting.pop()
         if path in seen or path.suffix != ".py":

@@ -17,9 +17,9 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from apps.contract import OWN_LOSS, N3LOError, Plain, goal_of
+from apps.contract import FILE, OWN_LOSS, N3LOError, Plain, goal_of
 from sites import get
-from workflow import preflight, schema, session, toml, whole
+from workflow import datafiles, preflight, schema, session, toml, whole
 from workflow.study import StudyFile, parse
 
 EXAMPLE = "n3lo init my_model.py events.h5"
@@ -88,18 +88,36 @@ def _request(wanted: Wanted) -> dict[str, Any]:
             f"'{wanted.model}' is neither a file (my_model.py, my_model.py:Name) nor "
             f"package.module:Name; such as: {EXAMPLE}"
         )
-    files = [match for pattern in wanted.data for match in _matches(pattern)]
+    files: dict[str, str] = {}  # by path, what named it
+    for pattern in wanted.data:
+        for match in (str(Path(each).resolve()) for each in _matches(pattern)):
+            if match in files:
+                raise N3LOError(f"'{pattern}' names '{match}' once more, after '{files[match]}'")
+            files[match] = pattern
     return {
         "model": f"{place}{colon}{name}",
         "args": dict(wanted.args),
-        "files": [str(Path(each).resolve()) for each in files],
+        "files": list(files),
+        "file_numbers": _file_numbers(wanted.data, list(files.values())),
         "inputs": list(wanted.inputs),
         "targets": list(wanted.targets),
     }
 
 
+def _file_numbers(data: Sequence[str], named_by: Sequence[str]) -> list[int] | None:
+    """The place of what named each file; None where names do not tell one process from another.
+
+    "part_1.h5" and "part_2.h5" do not, nor do "train.h5" and "test.h5".
+    """
+    kinds = [re.sub(r"\d+", "", Path(each).name.lower()) for each in data]
+    are_parts = any(re.search("train|test|val", kind) for kind in kinds)
+    if len(data) < 2 or len(set(kinds)) < len(kinds) or are_parts:
+        return None
+    return [list(data).index(each) for each in named_by]
+
+
 def _matches(pattern: str) -> list[str]:
-    found = sorted(glob.glob(str(Path(pattern).expanduser())))
+    found = datafiles.matching(pattern)
     if not found:
         what = "no file matches" if glob.has_magic(pattern) else "there is no data file"
         raise N3LOError(f"{what} '{pattern}'; such as: {EXAMPLE}")
@@ -158,8 +176,8 @@ def compose(wanted: Wanted, found: Mapping[str, Any], to: Path) -> str:
         _section(
             "data",
             ("files", files, "relative to this file, absolute, or patterns"),
-            ("inputs", _one_or_all(found["inputs"]), "what the model is called with"),
-            ("targets", _one_or_all(found["targets"]), f"what it learns: {found['why']}"),
+            ("inputs", _as_study(found, "inputs"), "what the model is called with"),
+            ("targets", _as_study(found, "targets"), f"what it learns: {found['why']}"),
             ("folds", sizes.folds, _folds_comment(sizes.folds)),
         ),
         _training(found, sizes),
@@ -189,7 +207,11 @@ def _relative(path: str, to: Path) -> str:
     return str(given) if folder == Path.cwd() else os.path.relpath(given.resolve(), folder)
 
 
-def _one_or_all(names: Sequence[str]) -> str | list[str]:
+def _as_study(found: Mapping[str, Any], role: str) -> str | list[str] | dict[str, str]:
+    """A table, where the model has names for them."""
+    names, keys = found[role], found["keys"][role == "targets"]
+    if len(names) == len(keys):
+        return dict(zip(keys, names, strict=True))
     return names[0] if len(names) == 1 else list(names)
 
 
@@ -253,13 +275,17 @@ def _training(found: Mapping[str, Any], sizes: Sizes) -> str:
         ("batch_size", sizes.batch_size, "events"),
         ("loss", found["loss"], "its own" if is_own else "of torch.nn.functional"),
         *metrics,
-        ("optimizer", {"name": "adam", "lr": 1e-3}, "any of torch.optim"),
+        ("optimizer", _optimizer(found), "any of torch.optim"),
         (
             "early_stopping",
             {"metric": "val_loss", "patience": 5},
             "after so many epochs in a row without an improvement",
         ),
     )
+
+
+def _optimizer(found: Mapping[str, Any]) -> dict[str, Plain]:
+    return found["optimizer"] or {"name": "adam", "lr": 1e-3}
 
 
 def _objective(found: Mapping[str, Any]) -> dict[str, str]:
@@ -269,9 +295,10 @@ def _objective(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _space(found: Mapping[str, Any], sizes: Sizes) -> str:
-    size = sizes.batch_size
+    size, lr = sizes.batch_size, float(_optimizer(found)["lr"])
+    low, high = (float(f"{lr * factor:.6g}") for factor in (0.1, 100))
     dimensions: dict[str, Any] = {
-        "training.optimizer.lr": {"type": "real", "low": 1e-4, "high": 1e-1, "log": True},
+        "training.optimizer.lr": {"type": "real", "low": low, "high": high, "log": True},
         "training.batch_size": {"type": "int", "low": size // 2, "high": size * 2, "log": True},
         **{f"model.args.{name}": each for name, each in found["space"].items()},
     }
@@ -291,6 +318,16 @@ def _said(
         f"({found['why']}), loss {study.training.loss}; {checked['num_parameters']} parameters, "
         f"{checked['events']} events"
     )
+    if FILE in study.data.targets:
+        names = [f"{number} in {name}" for number, name in enumerate(study.data.files)]
+        yield (
+            f"'{FILE}', the number of the file, is what is learned: {', '.join(names)}; "
+            "data.file_numbers gives others, and --targets names another field"
+        )
+    if found["others"]:
+        place, _, name = study.model.source.rpartition(":")
+        others = [f"{place}:{each}" for each in found["others"]]
+        yield f"of several models {name} was taken; there is also {', '.join(others)}"
     for warning in checked["warnings"]:
         yield f"warning: {warning}"
     yield f"written: {to}"

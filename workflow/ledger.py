@@ -13,6 +13,8 @@ Events, one a line:
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import math
 import os
 import time
@@ -35,12 +37,14 @@ from apps.contract import (
     json_row,
 )
 from workflow import tables
+from workflow.arguments import Trial, Whole, checked
 from workflow.folds import FoldModel
 from workflow.scores import Scoring, mean_and_spread
 from workflow.search.base import Observation, Proposal
 from workflow.space import Point
 
 NAME = "ledger.jsonl"
+LOCK = "driver.lock"  # held by the driver that is at work in the folder
 BAD_NODE = 3  # tasks in a row that failed on it
 NOT_OF_A_NODE = ("walltime", "time_limit", "diverged", "parent")  # of failures
 BUDGETS = ("training.epochs", "data.train_fraction")  # of which a search gives some trials less
@@ -142,9 +146,11 @@ class TrialState:
 class Ledger:
     """The ledger of one run folder. Reading is safe while a driver writes."""
 
+    @checked
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.path = self.folder / NAME
+        self.is_running = False  # a driver, when the file was read, as seen from this host
         self._forget_all()
         self.refresh()
 
@@ -159,11 +165,21 @@ class Ledger:
         self._num_read = 0  # bytes of the file
 
     def refresh(self) -> bool:
-        """Read what a driver has added; return whether there was anything.
+        """Read what a driver has added; return whether the tables have changed.
+
+        `history()` reads its files each time, and they grow between the rows of the ledger.
 
         Raises:
             N3LOError: it may not be read, or a file is where its folder should be.
         """
+        was_running, self.is_running = self.is_running, is_running(self.folder)
+        has_changed = self._read_on()
+        # Of one that began meanwhile there may be rows.
+        self.is_running = self.is_running or (has_changed and is_running(self.folder))
+        return has_changed or was_running != self.is_running
+
+    def _read_on(self) -> bool:
+        """Apply the rows that were added; return whether there were any."""
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._num_read:  # another ledger took its place
@@ -173,7 +189,12 @@ class Ledger:
         except FileNotFoundError:
             return False
         except (NotADirectoryError, PermissionError) as error:
-            raise N3LOError(f"cannot read '{self.path}': {error.strerror}") from None
+            if not self.folder.is_file():
+                raise N3LOError(f"cannot read '{self.path}': {error.strerror}") from None
+            of_it = self.folder.parent if self.folder.name == NAME else f"runs/{self.folder.stem}"
+            raise N3LOError(
+                f"'{self.folder}' is a file; a ledger is named by its run folder, such as '{of_it}'"
+            ) from None
         rows = []
         for line in added.splitlines(keepends=True):
             row = json_row(line)
@@ -271,6 +292,7 @@ class Ledger:
         self._record("end", trial=task.trial, fold=task.fold, key=task.key(), **facts)
 
     def _record(self, event: str, **facts: Any) -> None:
+        self.is_running = True  # also where the file system cannot lock
         row = {"event": event, "time": time.time(), **facts}
         append_json_line(self.path, row)
         self._num_read = self.path.stat().st_size
@@ -289,15 +311,11 @@ class Ledger:
         if self.sessions and self.sessions[-1]["fingerprint"] != row["fingerprint"]:
             for trial in self.trials_by_number.values():
                 _forget(trial)
-        for attempt in self._last_attempts.values():
-            attempt.status = "lost"
-            attempt.ended = self.spans[-1][1] if self.spans else math.nan
+        self.attempts_made = self._attempts_without_driver()
         self._last_attempts.clear()
+        self.trials_by_number = self._trials_without_driver()
         for trial in self.trials_by_number.values():
             trial.aside = False
-            for state in trial.tasks.values():
-                if state.status == "running":  # its driver is gone
-                    state.status, state.reason = "waiting", "driver_lost"
         self.sessions.append(row)
         self.spans.append((row["time"], row["time"]))
 
@@ -470,23 +488,42 @@ class Ledger:
             N3LOError: there is no ledger. So do the other tables.
         """
         self._require()
-        return tables.tasks(self.trials_by_number)
+        return tables.tasks(self._trials_now())
 
     def trials(self) -> pd.DataFrame:
         """One row a trial."""
         self._require()
-        return tables.trials(self.trials_by_number, self.scoring)
+        return tables.trials(self._trials_now(), self.scoring)
 
     def attempts(self) -> pd.DataFrame:
         """One row an attempt at a task, in the order of their starts."""
         self._require()
-        return tables.attempts(self.attempts_made)
+        made = self.attempts_made if self.is_running else self._attempts_without_driver()
+        return tables.attempts(made)
 
-    def history(self, trial: int | None = None, fold: int | None = None) -> pd.DataFrame:
+    def _trials_now(self) -> dict[int, TrialState]:
+        return self.trials_by_number if self.is_running else self._trials_without_driver()
+
+    def _trials_without_driver(self) -> dict[int, TrialState]:
+        """What ran has been interrupted, and waits for the next driver."""
+        return {number: _interrupted(trial) for number, trial in self.trials_by_number.items()}
+
+    def _attempts_without_driver(self) -> list[Attempt]:
+        """What ran is lost, and ended with the last row of its driver."""
+        end = self.spans[-1][1] if self.spans else math.nan
+        return [
+            dataclasses.replace(each, status="lost", ended=end)
+            if each.status == "running"
+            else each
+            for each in self.attempts_made
+        ]
+
+    @checked
+    def history(self, trial: Trial | None = None, fold: Whole | None = None) -> pd.DataFrame:
         """One row an epoch of each task: losses, metrics, lr, and what its seconds went into.
 
         Args:
-            trial, fold: of these alone.
+            trial, fold: of these alone; a trial as 3 or "t003".
         """
         self._require()
         return tables.histories(
@@ -501,11 +538,36 @@ class Ledger:
     def files_of(self, trial: int, fold: int) -> TaskPaths:
         """The files of a task, wherever they are: those of another study if it was cached."""
         state = self.trials_by_number[trial].tasks[fold]
-        return TaskPaths(self.folder / (state.folder or f"t{trial:03d}-f{fold}"))
+        return TaskPaths(self.place_of(state.folder or f"t{trial:03d}-f{fold}"))
+
+    def place_of(self, relative: str) -> Path:
+        """A task's folder, from what `relative` gave; of another study without "..", as a path."""
+        place = self.folder / relative
+        return place.resolve() if relative.startswith("..") else place
 
     def _require(self) -> None:
         if not self.trials_by_number and not self.path.exists():
             raise N3LOError(f"there is no ledger in '{self.folder}'")
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a driver is at work in the folder, as seen from this host."""
+    try:
+        with open(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+def _interrupted(trial: TrialState) -> TrialState:
+    """As it is once its driver is gone."""
+    changed = {
+        fold: dataclasses.replace(state, status="waiting", reason="driver_lost")
+        for fold, state in trial.tasks.items()
+        if state.status == "running"
+    }
+    return dataclasses.replace(trial, tasks={**trial.tasks, **changed}) if changed else trial
 
 
 def _observation(trial: TrialState, folds: FoldModel, scoring: Scoring) -> Observation:

@@ -21,7 +21,6 @@ from rich.text import Text
 from apps.contract import N3LOError, TaskPaths, json_row, read_json
 from workflow.console import (
     ROWS,
-    as_seen,
     best_first,
     best_line,
     ranked,
@@ -31,7 +30,6 @@ from workflow.console import (
     whereabouts,
 )
 from workflow.ledger import Ledger
-from workflow.runfolder import is_running
 from workflow.stop import node_hours
 from workflow.study import Study
 
@@ -45,14 +43,13 @@ _FOLD_COLUMNS = (
 
 def overview(ledger: Ledger, study: Study) -> dict[str, Any]:
     """How far a study is, as plain values; what `status --json` prints."""
-    running = is_running(ledger.folder)
-    tasks, trials = as_seen(ledger.tasks(), running), as_seen(ledger.trials(), running)
+    tasks, trials = ledger.tasks(), ledger.trials()
     session = ledger.sessions[-1]
     best = best_first(trials, study.search.objective.goal, ledger)
     return {
         "study": study.name,
         "folder": str(ledger.folder),
-        "running": running,
+        "running": ledger.is_running,
         "driver": {name: session.get(name) for name in ("site", "host", "pid", "time")},
         "num_trials": session.get("num_trials", study.search.num_trials),
         **headline(ledger, tasks, trials, best),
@@ -191,7 +188,7 @@ def _screen(seen: dict[str, Any], ledger: Ledger, study: Study) -> RenderableTyp
         lines.append(Text(f"failed: {failed}; 'report' has what happened and the logs"))
     if seen["now"]:
         lines.append(_now_table(seen["now"], study.search.objective.metric))
-    lines.append(_trials(ledger, as_seen(ledger.trials(), seen["running"]), study))
+    lines.append(_trials(ledger, ledger.trials(), study))
     return Group(*lines)
 
 
@@ -235,8 +232,7 @@ def trial_facts(ledger: Ledger, number: int) -> dict[str, Any]:
         there = f"t000 to t{known - 1:03d}" if known else "none"
         raise N3LOError(f"t{number:03d}: there is no such trial in {ledger.folder}: {there}")
     trial = ledger.trials_by_number[number]
-    running = is_running(ledger.folder)
-    trials, tasks = as_seen(ledger.trials(), running), as_seen(ledger.tasks(), running)
+    trials, tasks = ledger.trials(), ledger.tasks()
     [row] = _records(trials[trials["trial"] == number][["status", "score", "spread"]])
     return {
         "trial": number,
@@ -276,7 +272,7 @@ def print_trial(ledger: Ledger, number: int, out: Terminal) -> None:
     out.print(table)
     for fold in folds:
         if fold["folder"]:
-            out.print(f"  {ledger.folder / fold['folder']}", soft_wrap=True)
+            out.print(f"  {ledger.place_of(fold['folder'])}", soft_wrap=True)
 
 
 def _cell(value: object) -> str:
@@ -317,6 +313,7 @@ def print_log(ledger: Ledger, task: str, num_lines: int, follow: bool, out: Term
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in deque(file, maxlen=num_lines):
             out.out(line, end="", highlight=False)
-        while follow and is_running(ledger.folder):
+        while follow and ledger.is_running:
             time.sleep(REFRESH_S)
+            ledger.refresh()
             out.out(file.read(), end="", highlight=False)

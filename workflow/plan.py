@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from apps.contract import (
     Data,
     Fingerprint,
     Layout,
+    Model,
     N3LOError,
     Start,
     Training,
@@ -24,6 +25,7 @@ from apps.contract import (
     with_sources,
 )
 from sites.launchers import Shape
+from workflow.fingerprint import beside, read_files
 from workflow.ledger import Ledger
 from workflow.search.base import Observation, Proposal
 from workflow.space import Choice, Ordinal
@@ -113,13 +115,22 @@ class Planner:
             fold=fold,
             seed=_seed(study.seed, _TASK, root, fold),
             split_seed=_seed(study.seed, _SPLIT),
-            model=dataclasses.replace(study.model, source=absolute(self.file, study.model.source)),
+            model=self._model(study.model),
             data=self._data(study.data),
             training=self._training(study.training),
             layout=study.layout,
             objective=study.search.objective,
             fingerprint=self.fingerprint,
         )
+
+    def _model(self, model: Model) -> Model:
+        return dataclasses.replace(
+            model, source=absolute(self.file, model.source), files=self._read_files
+        )
+
+    @cached_property
+    def _read_files(self) -> list[str]:
+        return [str(path) for path in read_files(self.file)]
 
     def _data(self, data: Data) -> Data:
         files = [str(path) for path in self.data_files]
@@ -129,6 +140,7 @@ class Planner:
         return dataclasses.replace(
             data,
             files=files,
+            file_numbers=self.file.file_numbers(),
             copy_command=command,
             reader=data.reader and absolute(self.file, data.reader),
             collate=data.collate and absolute(self.file, data.collate),
@@ -144,11 +156,12 @@ class Planner:
 
 
 def absolute(file: StudyFile, source: str) -> str:
-    """The ranks run in another folder: "my_model.py:Tagger" with its full path."""
-    path, _, name = source.partition(":")
-    if not path.endswith(".py"):
-        return source
-    return f"{(file.path.parent / Path(path).expanduser()).resolve()}:{name}"
+    """The ranks run in another folder: what lies beside the study with its full path."""
+    place, _, name = source.partition(":")
+    if place.endswith(".py"):
+        return f"{(file.path.parent / Path(place).expanduser()).resolve()}:{name}"
+    found = beside(file, place)
+    return source if found is None else f"{found}:{name}"
 
 
 def fitted(

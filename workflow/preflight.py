@@ -63,7 +63,8 @@ def look(program: str, request: dict[str, Any]) -> dict[str, Any]:
         if not report_file.exists():
             said = process.stderr.strip().splitlines() or ["no output"]
             raise N3LOError(
-                f"the look at model and data ended with status {process.returncode}: {said[-1]}"
+                f"the look at model and data ended with status {process.returncode}: {said[-1]}; "
+                "it crashed, or the model's or the data's code ended it"
             )
         report: dict[str, Any] = read_json(report_file)
     if "error" in report:

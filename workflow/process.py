@@ -20,6 +20,15 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # to write
 NO_WAY = (errno.EACCES, errno.EPERM, errno.ENOTDIR)  # to read or to write
 
 _driving = threading.Lock()
+_forked = threading.Event()  # while the parent ran a study, whose lock is never free here
+
+
+def _note_fork() -> None:
+    if _driving.locked():
+        _forked.set()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def prepare() -> None:
@@ -38,6 +47,11 @@ def prepared(*names: str) -> Iterator[None]:
     Raises:
         N3LOError: it drives a study already, in another thread.
     """
+    if _forked.is_set():
+        raise N3LOError(
+            "this process was forked from one that runs a study, and cannot run another; start it "
+            "by multiprocessing.get_context('spawn')"
+        )
     if not _driving.acquire(blocking=False):
         raise N3LOError(
             "this process runs a study already; wait for it, or start the other one by the command"

@@ -75,7 +75,7 @@ def print_best(ledger: Ledger, study: Study, out: Terminal) -> None:
     for path, value in ledger.trials_by_number[number].point.items():
         out.print(f"  {path} = {value_text(value)}")
     for _, state in sorted(ledger.trials_by_number[number].tasks.items()):
-        out.print(f"  {TaskPaths(ledger.folder / state.folder).weights}")
+        out.print(f"  {TaskPaths(ledger.place_of(state.folder)).weights}")
 
 
 def _front_table(trials: pd.DataFrame, scoring: Scoring) -> Table:
@@ -91,7 +91,7 @@ def _failures_table(failures: pd.DataFrame, ledger: Ledger) -> Table:
     headings = ("task", "attempts", "reason", "what happened", "job", "host", "log")
     table = Table(*headings, box=None, pad_edge=False)
     for row in failures.to_dict("records"):
-        log = ledger.folder / str(row["folder"]) / "stderr.txt"
+        log = ledger.place_of(str(row["folder"])) / "stderr.txt"
         task = f"t{row['trial']:03d}-f{row['fold']}"
         facts = (row[name] for name in ("attempt", "reason", "message", "job", "host"))
         table.add_row(*(Text(str(cell)) for cell in (task, *facts, log)))

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import psutil
 
 from apps.contract import N3LOError, write_text
-from workflow.ledger import Ledger
+from workflow.ledger import LOCK, Ledger
 from workflow.study import StudyFile, load
 
 # What may change between two starts of a study: its search, and what no result depends on.
@@ -26,7 +26,7 @@ MAY_CHANGE = (
     "layout.walltime_min",
     "training.tensorboard",
     "data.memory_gb",
-    "data.files",  # their contents are compared by fingerprint
+    *("data.files", "model.files"),  # their contents are compared by fingerprint
 )
 # The study as it began, which says whose folder it is; and as a later start changed it.
 FIRST, LATEST = "study.toml", "latest.toml"
@@ -41,15 +41,25 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
     Raises:
         N3LOError: another study's folder, or another driver is at work in it.
     """
+    check(folder, file)
     copy = folder / FIRST
-    if copy.exists():
-        _check_same_study(copy, file)
     with taken(folder):
         if not copy.exists():
-            write_text(copy, file.text)
-        elif _latest(folder).read_text(encoding="utf-8") != file.text:
-            write_text(folder / LATEST, file.text)
+            write_text(copy, file.copy)
+        elif _latest(folder).read_text(encoding="utf-8") != file.copy:
+            write_text(folder / LATEST, file.copy)
         yield
+
+
+def check(folder: Path, file: StudyFile) -> None:
+    """See that a study may run in a folder, which need not be there.
+
+    Raises:
+        N3LOError: it is another study's, or Parsl cannot work in one of that name.
+    """
+    _check_name(folder)
+    if (folder / FIRST).exists():
+        _check_same_study(folder / FIRST, file)
 
 
 def read(folder: Path) -> tuple[Ledger, StudyFile]:
@@ -119,9 +129,11 @@ def _check_same_study(copy: Path, file: StudyFile) -> None:
         may_change = key.startswith(MAY_CHANGE) or key in searched
         fixed = key.startswith("search.objective") or not may_change
         if fixed and here.get(key) != there.get(key):
+            is_set = any(f"{key}.".startswith(f"{name}.") for name in file.replaced)
+            where = f"as it was set over {file.path}" if is_set else f"in {file.path}"
             raise N3LOError(
                 f"{copy.parent} belongs to another study: {key} is {there.get(key, 'not set')!r} "
-                f"there and {here.get(key, 'not set')!r} in {file.path}; give this one another name"
+                f"there and {here.get(key, 'not set')!r} {where}; give this one another name"
             )
 
 
@@ -137,7 +149,7 @@ def flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """One driver a folder: two would write one ledger. The kernel frees it when a driver dies."""
-    with open(folder / "driver.lock", "a+") as file:
+    with open(folder / LOCK, "a+") as file:
         try:
             _take(file)
         except OSError as error:
@@ -165,16 +177,6 @@ def _take(file: TextIO, patience_s: float = 1.0) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a driver is at work in the folder."""
-    try:
-        with open(folder / "driver.lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno == errno.EWOULDBLOCK
-    return False
 
 
 def sweep(folder: Path) -> int:

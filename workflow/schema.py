@@ -23,12 +23,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import TypeAdapter
 
+from apps.contract import Range, ranges
 from workflow import toml, whole
 from workflow.space import Choice, Integer, Ordinal, Real
 from workflow.study import Study
 
 NAME = "study.schema.json"
 TITLE = "A study of N3LO"
+END_KEYWORDS = {  # of a Range
+    **{"at_least": "minimum", "above": "exclusiveMinimum"},
+    **{"at_most": "maximum", "below": "exclusiveMaximum"},
+}
 DIMENSIONS: tuple[type, ...] = (Real, Integer, Choice, Ordinal)
 
 # What the number of a key counts or measures, by the key's last word or by all of it.
@@ -148,6 +153,7 @@ def _is_section(hint: Any) -> bool:
 
 
 def _is_number(hint: Any) -> bool:
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     return any(each in (int, float) for each in (hint, *_members(hint)))
 
 
@@ -155,7 +161,8 @@ def _type_text(hint: Any) -> str:
     """A type in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return "one of the dimensions below"
+        has_range = isinstance(args[1], Range)
+        return f"{_type_text(args[0])}, {args[1]}" if has_range else "one of the dimensions below"
     if origin is Literal:
         return ", ".join(json.dumps(value) for value in args)
     if origin is list:
@@ -238,6 +245,10 @@ def _describe(schema: dict[str, Any], section: type) -> None:
         is_plain = default not in (dataclasses.MISSING, None) and not _is_section(type(default))
         if is_plain:
             key["default"] = default
+        if allowed := ranges(section).get(field.name):
+            ends = {END_KEYWORDS[name]: end for name, end in vars(allowed).items()}
+            key |= {keyword: end for keyword, end in ends.items() if end is not None}
+        key |= field.metadata.get("schema", {})
 
 
 def _without_null(schema: Any) -> Any:

@@ -64,11 +64,12 @@ def prepared(file: StudyFile, site: Site, runs: Path) -> Prepared:
     Raises:
         N3LOError, SiteError: something is wrong that the user can mend; nothing was started.
     """
+    folder = runs / file.study.name
+    runfolder.check(folder, file)
     largest = plan.largest_shape(file)
     num_slots = site.num_slots(largest)
     search = make_search(file)
     planner = _planner(file, runs)
-    folder = runs / file.study.name
     _check_options(Ledger(folder), file, search)
     return Prepared(
         largest=largest,
@@ -142,7 +143,7 @@ def run(
             ) from None
         report.print_best(ledger, study, out)
         print_recommended(search, file, ledger, out)
-        out.print(f"  more: {PROGRAM} report {_typed(file.path)}")
+        out.print(f"  more: {PROGRAM} report {_typed(folder)}")
         if campaign.is_cut_short:
             out.print(
                 f"the job ends; {plural(campaign.cut_off, 'task')} cut off; the same command goes "
@@ -281,6 +282,11 @@ def open_ledger(path: Path, runs: Path) -> tuple[Ledger, StudyFile]:
         return runfolder.read(path)
     file = load(path)
     ledger = Ledger(runs / file.study.name)
+    beside = path.parent / runs
+    if not ledger.sessions and Ledger(beside / file.study.name).sessions:
+        raise N3LOError(
+            f"there is no ledger in {ledger.folder}, but one beside the study: add --runs {beside}"
+        )
     if not ledger.sessions:
         raise N3LOError(
             f"there is no ledger in {ledger.folder}: start the study with "
@@ -469,7 +475,7 @@ def _explain_changes(before: Fingerprint | None, now: Fingerprint, out: Terminal
         return
     what = {
         "data": "the contents of the data files",
-        "model": "the model's source, or a file that it imports",
+        "model": "the model's source, or a file that it imports or reads",
         "code": "N3LO's training program",
     }
     changed = [said for name, said in what.items() if getattr(before, name) != getattr(now, name)]

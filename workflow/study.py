@@ -22,20 +22,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from apps.contract import (
+    FILE,
     OWN_LOSS,
+    Count,
     Data,
     Layout,
     Model,
     N3LOError,
+    Natural,
     Objective,
+    OptionalCount,
+    OptionalPositive,
     Plain,
+    Range,
     Section,
     Training,
     goal_of,
@@ -44,8 +50,19 @@ from apps.contract import (
 )
 from apps.rules import check_collate, check_ranks, check_used
 from apps.staging import stage
+from workflow import toml
 from workflow.expression import Expression
-from workflow.space import Choice, Dimension, Integer, Ordinal, Point, Scalar, Space, SpaceError
+from workflow.space import (
+    Choice,
+    Dimension,
+    Integer,
+    Ordinal,
+    Point,
+    Real,
+    Scalar,
+    Space,
+    SpaceError,
+)
 
 # What a trial may replace. The folds and the files are the same for all trials, or their scores
 # could not be compared.
@@ -64,11 +81,15 @@ MOST_COMBINATIONS = 1000  # of choices that are tried
 MOST_VALUES = 16  # of an integer, for each to be tried
 NOT_SEARCHABLE = (
     *("data.files", "data.folds", "data.fold_by", "data.transforms", "data.collate"),
-    "data.reader",
+    *("data.reader", "data.weights", "data.file_numbers"),
     *("training.metrics", "training.tensorboard"),
 )
 
+BUDGET = ("search.num_trials", "search.num_parallel")  # a run folder knows those of each start
+
 SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a study, which names a folder
 
 # What a further objective may be besides a metric: numbers of each training's result.
 RESULT_FACTS = ("num_parameters", "seconds", "samples_per_second", "inference_us")
@@ -78,12 +99,8 @@ RESULT_FACTS = ("num_parameters", "seconds", "samples_per_second", "inference_us
 class Racing(Section):
     """Leave out a trial's other folds once its chance to be the best is below `alpha`."""
 
-    alpha: float = 0.05  # a probability
-    min_folds: int = 1  # that each trial is trained on
-
-    def __post_init__(self) -> None:
-        require(0 < self.alpha < 0.5, f"alpha: {self.alpha} is not above 0 and below 0.5")
-        require(self.min_folds >= 1, f"min_folds: {self.min_folds} is not at least 1")
+    alpha: Annotated[float, Range(above=0, below=0.5)] = 0.05  # a probability
+    min_folds: Count = 1  # that each trial is trained on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +108,10 @@ class Stop(Section):
     """When no more trials are proposed, though there are fewer than `num_trials`."""
 
     value: float | None = None  # the score of a trial that is good enough
-    no_improvement: int | None = None  # trials in a row that are not the best so far
-    node_hours: float | None = None  # used by trainings
-    hours: float | None = None  # that drivers were at work
-    failures: int = 10  # trials failed in a row
-
-    def __post_init__(self) -> None:
-        for name in ("no_improvement", "failures"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name}: {value} is not at least 1")
-        for name in ("node_hours", "hours"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}: {value} is not above 0")
+    no_improvement: OptionalCount = None  # trials in a row that are not the best so far
+    node_hours: OptionalPositive = None  # used by trainings
+    hours: OptionalPositive = None  # that drivers were at work
+    failures: Count = 10  # trials failed in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +121,13 @@ class Search(Section):
     method: str = "bayesian"  # or random, grid, sobol, evolution, halving, population, ...
     objective: Objective  # what a task returns to the search
     further_objectives: list[Objective] = field(default_factory=list)  # for a Pareto front
-    spread_penalty: float = 0.0  # a score is the mean over folds, worsened by so many deviations
-    num_trials: int  # points of the space that are tried, at most
-    num_parallel: int = 1  # N_G, trials that run at once
-    prepare_ahead: int = 0  # proposals made before there is a slot for them
-    space: dict[str, Dimension]  # by the dotted path of the value that a trial replaces
+    # a score is the mean over folds, worsened by so many deviations
+    spread_penalty: Annotated[float, Range(at_least=0)] = 0.0
+    num_trials: Count  # points of the space that are tried, at most
+    num_parallel: Count = 1  # N_G, trials that run at once
+    prepare_ahead: Natural = 0  # proposals made before there is a slot for them
+    # by the dotted path of the value that a trial replaces
+    space: dict[str, Dimension] = field(metadata={"schema": {"minProperties": 1}})
     constraints: list[str] = field(default_factory=list)  # "model.args.width <= 512"
     first_points: list[dict[str, Scalar]] = field(default_factory=list)  # the search fills them in
     warm_start: list[str] = field(default_factory=list)  # run folders of earlier studies
@@ -125,12 +136,7 @@ class Search(Section):
     options: dict[str, Plain] = field(default_factory=dict)  # of the method: docs/search.md
 
     def __post_init__(self) -> None:
-        for name, low in (("num_trials", 1), ("num_parallel", 1), ("prepare_ahead", 0)):
-            value = getattr(self, name)
-            require(value >= low, f"{name}: {value} is not at least {low}")
-        require(
-            self.spread_penalty >= 0, f"spread_penalty: {self.spread_penalty} is not at least 0"
-        )
+        super().__post_init__()
         require(len(self.space) >= 1, "space: name at least one value to search")
         has_further = len(self.further_objectives) > 0
         require(
@@ -152,8 +158,8 @@ class Search(Section):
 class Study(Section):
     """All sections of a study file."""
 
-    name: str  # of the run folder
-    seed: int = 1  # of weights, folds, shuffling and search
+    name: str = field(metadata={"schema": {"pattern": f"^{NAME}$"}})  # of the run folder
+    seed: Natural = 1  # of weights, folds, shuffling and search
     model: Model  # what is trained
     data: Data  # what it is trained on
     training: Training = field(default_factory=Training)  # how
@@ -161,11 +167,11 @@ class Study(Section):
     search: Search  # for the best values
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
-            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name) is not None,
+            re.fullmatch(NAME, self.name) is not None,
             f"name: '{self.name}' must be letters, digits, '.', '_', '-' (it names a folder)",
         )
-        require(self.seed >= 0, f"seed: {self.seed} is not at least 0")
         require(self.name != "cache", "name: 'cache' is the folder of the results of all studies")
         if self.training.loss != OWN_LOSS:  # else the model knows, which runs in another process
             self.check_metrics(metric_names(self.training))
@@ -237,8 +243,22 @@ class StudyFile:
 
     path: Path
     text: str
-    content: dict[str, Any]  # the TOML, with what the command line replaced
+    content: dict[str, Any]  # the TOML, with what was replaced
     study: Study
+    replaced: Mapping[str, Plain] = field(default_factory=dict)  # dotted path -> value
+
+    @cached_property
+    def copy(self) -> str:
+        """The text that a run folder keeps: its own, where no more than the budget is replaced.
+
+        Raises:
+            N3LOError: a value is none that TOML has.
+        """
+        beyond = {name: value for name, value in self.replaced.items() if name not in BUDGET}
+        if not beyond:
+            return self.text
+        said = ", ".join(f"{name} = {toml.value(value, name)}" for name, value in beyond.items())
+        return f"# {self.path.name} with {said}\n{toml.text(self.content)}"
 
     @cached_property
     def space(self) -> Space:
@@ -269,7 +289,22 @@ class StudyFile:
         Raises:
             N3LOError: the study is not valid there.
         """
-        return _validate(_replaced(self.content, point), self.path, self.text)
+        return _validate(self._with(point), self.path, self.text)
+
+    def _with(self, values: Mapping[str, Plain]) -> dict[str, Any]:
+        """A copy of the content with the values at these dotted paths.
+
+        Raises:
+            N3LOError: a path leads into a value that is no table.
+        """
+        content = copy.deepcopy(self.content)
+        for path, value in values.items():
+            key = _split(path) or (path,)
+            try:
+                _put(content, self.study, key, value)
+            except ValueError as error:
+                raise N3LOError(f"{self.where(*key)}{path}: {error}") from None
+        return content
 
     def data_files(self, fetched: Path | None = None) -> list[Path]:
         """The data files, absolute, in the study's order; a pattern gives its matches sorted.
@@ -288,9 +323,7 @@ class StudyFile:
             if is_remote(name):
                 files.append(self._fetched(name, fetched))
                 continue
-            pattern = Path(name).expanduser()
-            matches = sorted(glob.glob(str(pattern), root_dir=self.path.parent))
-            found = [(self.path.parent / match).resolve() for match in matches]
+            found = [(self.path.parent / match).resolve() for match in self._matches(name)]
             folder_of_files = next((path for path in found if path.is_dir()), None)
             if folder_of_files is not None:
                 raise N3LOError(
@@ -298,12 +331,38 @@ class StudyFile:
                 )
             if not found:
                 what = "no file matches" if glob.has_magic(name) else "there is no file"
-                raise N3LOError(f"{where}: {what} '{name}' ({folder / pattern})")
+                raise N3LOError(f"{where}: {what} '{name}' ({folder / Path(name).expanduser()})")
             twice = [path for path in found if path in files]
             if twice:  # its events would be in training and validation at once
                 raise N3LOError(f"{where}: '{name}' names {twice[0]} once more")
             files += found
         return files
+
+    def file_numbers(self) -> list[float] | None:
+        """Of each of the data files, that of its entry in the study; None if no field is "@file".
+
+        Raises:
+            N3LOError: there are not as many as entries, or nothing takes them.
+        """
+        data, where = self.study.data, self.where("data", "file_numbers") + "data.file_numbers"
+        if FILE not in f"{data.inputs} {data.targets} {data.weights}":
+            if data.file_numbers is not None:
+                raise N3LOError(f"{where}: no field is '{FILE}', which they would be")
+            return None
+        given = data.file_numbers or list(range(len(data.files)))
+        if len(given) != len(data.files):
+            raise N3LOError(
+                f"{where}: {len(given)} numbers are not one for each of the {len(data.files)} "
+                "entries of data.files"
+            )
+        return [
+            number
+            for name, number in zip(data.files, given, strict=True)
+            for _ in ([name] if is_remote(name) else self._matches(name))
+        ]
+
+    def _matches(self, name: str) -> list[str]:
+        return sorted(glob.glob(str(Path(name).expanduser()), root_dir=self.path.parent))
 
     def _fetched(self, name: str, folder: Path | None) -> Path:
         where, command = self.where("data", "files"), self.study.data.copy_command
@@ -334,7 +393,8 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
 
     Args:
         path: the TOML file.
-        overrides: dotted path -> value, from the command line.
+        overrides: dotted path -> value, in place of what the file says. A part that has dots is
+            in quotes, as in TOML; a whole section replaces those of its keys that it names.
 
     Raises:
         N3LOError: the file or a value in it is wrong; one line.
@@ -362,9 +422,10 @@ def parse(text: str, path: Path, overrides: Mapping[str, Plain] | None = None) -
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise N3LOError(f"{path}: not valid TOML: {error}") from None
-    _validate(content, path, text)
-    content = _replaced(content, overrides or {})
     file = StudyFile(path, text, content, _validate(content, path, text))
+    if overrides:
+        content = file._with(overrides)
+        file = StudyFile(path, text, content, _validate(content, path, text), overrides)
     for dotted in file.study.search.space:
         _check_path(file, dotted)
     _check_space(file)
@@ -374,16 +435,31 @@ def parse(text: str, path: Path, overrides: Mapping[str, Plain] | None = None) -
     return file
 
 
-def _replaced(content: dict[str, Any], values: Mapping[str, Plain]) -> dict[str, Any]:
-    """A copy of a study's content with the values at these dotted paths."""
-    content = copy.deepcopy(content)
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        section = content
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
-    return content
+def _put(table: dict[str, Any], known: Any, key: Sequence[str], value: Plain) -> None:
+    """Put a value at a key of nested tables.
+
+    Args:
+        table: as written, without defaults.
+        known: the same as the study has it: a section, or a table.
+
+    Raises:
+        ValueError: there is a value on the way that is no table.
+    """
+    name, *further = key
+    inner = known.get(name) if isinstance(known, dict) else getattr(known, name, None)
+    if not further and not (isinstance(known, Study) and isinstance(inner, Section)):
+        table[name] = value
+        return
+    default = copy.deepcopy(inner) if isinstance(inner, dict) else {}  # as of the optimizer
+    below = table.setdefault(name, default)
+    if not isinstance(below, dict):
+        raise ValueError(f"'{name}' is {below!r}, which is replaced whole")
+    if further:
+        _put(below, inner, further, value)
+    elif isinstance(value, dict):
+        below |= value
+    else:
+        raise ValueError(f"{value!r} is not a table")
 
 
 def _similar_file(path: Path) -> str:
@@ -512,7 +588,8 @@ def _leaves(
 
 _STUDY: TypeAdapter[Study] = TypeAdapter(Study)
 
-_TYPES = "'real', 'int', 'choice', 'ordinal'"
+_DIMENSIONS: dict[str, type] = {"real": Real, "int": Integer, "choice": Choice, "ordinal": Ordinal}
+_TYPES = ", ".join(map(repr, _DIMENSIONS))
 
 # What pydantic puts between the keys of a value that may be of several types.
 _TAGS = {
@@ -536,12 +613,14 @@ _WANTED = {
 def _explain(error: ErrorDetails, path: Path, text: str) -> str:
     """One line for a pydantic error: file, line, key, value, and what was wanted."""
     location = tuple(str(part) for part in error["loc"])
+    in_space = location[:2] == ("search", "space")
+    dimension = _DIMENSIONS.get(location[3]) if in_space and len(location) > 3 else None
     key = tuple(part for i, part in enumerate(location) if i == 0 or part not in _TAGS)
     dotted = _dotted(key)
     where = _where(path, text, key)
     kind, value = error["type"], error["input"]
     if kind == "unexpected_keyword_argument":
-        known = _known_keys(key[:-1])
+        known = _keys_of(dimension) if dimension else _known_keys(key[:-1])
         near = difflib.get_close_matches(key[-1], known, 1)
         said = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}"
         section = _dotted(key[:-1])
@@ -574,8 +653,6 @@ def _dotted(key: tuple[str, ...]) -> str:
 
 def _known_keys(key: tuple[str, ...]) -> list[str]:
     """The keys of the section at `key`, for suggestions."""
-    if key[:2] == ("search", "space"):
-        return ["type", "low", "high", "log", "num", "values", "when"]
     section: Any = Study
     for part in key:
         if get_origin(section) is list:  # `part` is the place in it
@@ -586,6 +663,10 @@ def _known_keys(key: tuple[str, ...]) -> list[str]:
             section = next(arg for arg in get_args(section) if arg is not type(None))
         if not dataclasses.is_dataclass(section) and get_origin(section) is not list:
             return []
+    return _keys_of(section)
+
+
+def _keys_of(section: type) -> list[str]:
     return [field.name for field in dataclasses.fields(section)]
 
 
@@ -610,5 +691,5 @@ def _where(path: Path, text: str, key: tuple[str, ...]) -> str:
 
 def _split(key: str) -> tuple[str, ...]:
     """A TOML key's parts: a."b.c" -> ("a", "b.c")."""
-    parts = re.findall(r'"([^"]+)"|([A-Za-z0-9_-]+)', key)
+    parts = re.findall(r'"([^"]+)"|([^".\s]+)', key)
     return tuple(quoted or bare for quoted, bare in parts)

@@ -43,8 +43,8 @@ def value(of: Any, where: str = "") -> str:
 
 
 def plain(of: Any) -> Any:
-    """A number of NumPy or pandas as Python's."""
-    return of.item() if hasattr(of, "item") and getattr(of, "shape", None) == () else of
+    """A number, or an array, of NumPy or pandas as Python's."""
+    return of.tolist() if hasattr(of, "tolist") else of
 
 
 def key(name: str) -> str:

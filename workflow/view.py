@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from apps.contract import read_json
 from workflow import runfolder, tables
-from workflow.console import as_seen, best_first, ranked
+from workflow.console import best_first, ranked
 from workflow.ledger import Ledger
 from workflow.study import StudyFile
 
@@ -42,12 +43,11 @@ class View:
 
     def refresh(self) -> bool:
         """Read what a driver has added; return whether the tables have changed."""
-        was_running, num_sessions = self.is_running, len(self.ledger.sessions)
-        added = self.ledger.refresh()
+        num_sessions = len(self.ledger.sessions)
+        has_changed = self.ledger.refresh()
         if len(self.ledger.sessions) != num_sessions:  # a start may have changed the search
             self.file = runfolder.study_of(self.folder, self.ledger)
-        self._drop("is_running", "attempts")  # those that run have got on
-        has_changed = added or was_running != self.is_running
+        self._drop("attempts")  # those that run have got on
         if has_changed:
             self._drop("tasks", "trials")
         self.read_at = time.time()
@@ -86,33 +86,31 @@ class View:
 
     # -- what there is -------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def is_running(self) -> bool:
         """Whether a driver is at work in the folder, as seen from this host."""
-        return runfolder.is_running(self.folder)
+        return self.ledger.is_running
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """As `Ledger.tasks`; without a driver nothing runs: what does was interrupted."""
-        return as_seen(self.ledger.tasks(), self.is_running)
+        """As `Ledger.tasks`."""
+        return self.ledger.tasks()
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """As `Ledger.trials`, likewise."""
-        return as_seen(self.ledger.trials(), self.is_running)
+        """As `Ledger.trials`."""
+        return self.ledger.trials()
 
     @cached_property
     def attempts(self) -> pd.DataFrame:
-        """As `Ledger.attempts`; those that run have their nodes and begin, from their files.
+        """As `Ledger.attempts`; those without an end have their nodes and begin from their files.
 
-        What still runs has ended now; what was interrupted, with the last row of the ledger.
+        What still runs has ended now.
         """
         attempts = self.ledger.attempts()
-        is_open = attempts["status"] == "running"
-        end = self.read_at if self.is_running else self.ledger.spans[-1][1]
-        attempts.loc[is_open, "ended"] = pd.Timestamp(end, unit="s", tz="UTC")
-        if not self.is_running:
-            attempts.loc[is_open, "status"] = "lost"
+        is_open = np.array([each.status == "running" for each in self.ledger.attempts_made], bool)
+        if self.is_running:
+            attempts.loc[is_open, "ended"] = pd.Timestamp(self.read_at, unit="s", tz="UTC")
         for index in attempts.index[is_open]:
             place = self.place(int(attempts.loc[index, "trial"]), int(attempts.loc[index, "fold"]))
             if place.get("begun", math.nan) >= attempts.loc[index, "submitted"].timestamp():

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from apps.contract import N3LOError
 from apps.formats.source import Source, stacked_names
 
@@ -24,11 +26,12 @@ FORMATS = {
 }
 
 
-def open_file(path: str, reader: str | None = None) -> Source:
+def open_file(path: str, reader: str | None = None, number: np.generic | None = None) -> Source:
     """For reading, by the end of its name.
 
     Args:
         reader: `data.reader`, which reads it instead.
+        number: what the field "@file" is for its events; None = 0.
 
     Raises:
         N3LOError: it is not there, is not to be read, or is of no format that is known.
@@ -41,8 +44,7 @@ def open_file(path: str, reader: str | None = None) -> Source:
     try:
         if reader is not None:
             Path(path).stat()
-            own: Source = importlib.import_module("apps.formats.own").Own(path, reader)
-            return own
+            return _numbered(importlib.import_module("apps.formats.own").Own(path, reader), number)
         if suffix not in FORMATS and not _is_hdf5(path):
             raise N3LOError(
                 f"{where} is none of what is read: {', '.join(kinds_read())}; data.reader names a "
@@ -62,6 +64,11 @@ def open_file(path: str, reader: str | None = None) -> Source:
         raise
     except Exception as error:  # libraries do not say what they raise of a broken file
         raise N3LOError(f"{where} is not a readable {kind} file (truncated?)") from error
+    return _numbered(source, number)
+
+
+def _numbered(source: Source, number: np.generic | None) -> Source:
+    source.number = source.number if number is None else number
     return source
 
 

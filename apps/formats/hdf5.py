@@ -27,7 +27,8 @@ class Hdf5(Source):
         names: list[str] = []
 
         def visit(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset):
+            is_index = any(part.startswith("_i_") for part in name.split("/"))  # PyTables' own
+            if isinstance(item, h5py.Dataset) and not is_index:
                 names.extend([f"{name}/{column}" for column in item.dtype.names or ()] or [name])
 
         self.file.visititems(visit)
@@ -61,14 +62,21 @@ class Hdf5(Source):
         columns = item.dtype.names if isinstance(item, h5py.Dataset) else None
         return sorted(columns) if columns else None
 
-    def missing(self) -> str:
-        items = [self.file.get(name) for name in self.file]  # None: a link that leads nowhere
-        if any("pandas_type" in item.attrs for item in items if item is not None):
-            return (
-                "; it holds frames as pandas' to_hdf writes them: write them as Parquet, "
-                f"pandas.read_hdf('{Path(self.filename).name}').to_parquet('frame.parquet')"
-            )
-        return ""
+    def remedy(self) -> str:
+        frames: list[str] = []
+
+        def visit(name: str, item: Any) -> None:
+            if "pandas_type" in item.attrs:
+                frames.append(name)
+
+        self.file.visititems(visit)
+        if not frames:
+            return ""
+        key = f", '{frames[0]}'" if len(frames) > 1 else ""
+        return (
+            "it holds frames as pandas' to_hdf writes them: write them as Parquet, "
+            f"pandas.read_hdf('{Path(self.filename).name}'{key}).to_parquet('frame.parquet')"
+        )
 
     def close(self) -> None:
         self.file.close()

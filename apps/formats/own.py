@@ -54,6 +54,14 @@ class Own(Source):
     def _open(self, name: str) -> Rows:
         return _Sliced(self._table[name])
 
+    def _check(self, name: str, rows: Rows) -> None:
+        if rows.dtype == object and len(rows) > 0 and not isinstance(rows[(slice(1),)][0], str):
+            raise N3LOError(
+                f"{self.filename}: '{name}' holds Python objects, such as arrays of different "
+                "lengths, not numbers; pad them with zeros to one array, (events, most, ...)"
+            )
+        super()._check(name, rows)
+
     def close(self) -> None:
         close = getattr(self._table, "close", None)
         if close is not None:

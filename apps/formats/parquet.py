@@ -29,6 +29,10 @@ class Parquet(Source):
     def names(self) -> list[str]:
         return [name for name in self._schema.names if not name.startswith("__index_level_")]
 
+    @property
+    def num_events(self) -> int:
+        return int(self._starts[-1])
+
     def _open(self, name: str) -> Rows | Jagged:
         dtype = _arrow_number(self._schema.field(name).type)
         if dtype is None:
@@ -40,6 +44,8 @@ class Parquet(Source):
             raise N3LOError(
                 f"{self.filename}: '{name}' holds {kind}, not numbers{mend if texts else ''}"
             )
+        if not hasattr(self._schema.field(name).type, "value_type") and dtype.kind != "f":
+            self._check_nulls(name)
         sizes = self._sizes(name)
         if sizes is None:
             return self._jagged(name, dtype)
@@ -83,6 +89,22 @@ class Parquet(Source):
             return (int(counts[0]), *values.shape[1:])
         return None
 
+    def _check_nulls(self, name: str) -> None:
+        """By what the file says of itself, where it does; else they are found when it is read."""
+        schema = self.file.schema
+        number = [schema.column(each).path for each in range(len(schema))].index(name)
+        groups = (self.file.metadata.row_group(each) for each in range(len(self._starts) - 1))
+        said = [group.column(number).statistics for group in groups]
+        nulls = sum(each.null_count for each in said if each is not None and each.has_null_count)
+        if nulls:
+            raise self._lacks(name, nulls)
+
+    def _lacks(self, name: str, nulls: int) -> N3LOError:
+        return N3LOError(
+            f"{self.filename}: '{name}' lacks {nulls} values (null); fill them in, as in "
+            f"frame['{name}'].fillna(-1)"
+        )
+
     def _lists(self, name: str, group: int) -> tuple[np.ndarray, np.ndarray]:
         """How many values each event has, and all of them, (V, ...); of no list, one each."""
         table = self.file.read_row_group(group, columns=[name], use_threads=False)
@@ -91,7 +113,7 @@ class Parquet(Source):
         inner: list[int] = []
         for depth in range(3):
             if column.null_count and not types.is_floating(column.type):
-                raise N3LOError(f"{self.filename}: '{name}' lacks values (null); fill them in")
+                raise self._lacks(name, column.null_count)
             if not hasattr(column.type, "value_type"):
                 break
             lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)

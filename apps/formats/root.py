@@ -10,7 +10,7 @@ import numpy as np
 import uproot
 
 from apps.contract import N3LOError
-from apps.formats.source import Source
+from apps.formats.source import CLASS_NUMBERS, Source
 from apps.rows import Jagged, Rows, Runs
 
 LONGEST_RUN = 65536  # events that are decoded at once
@@ -29,6 +29,7 @@ class Root(Source):
         self._trees = {name: self.file[name] for name in trees}
         self._leaves = {name: _leaves(tree) for name, tree in self._trees.items()}
         self._starts = {name: _clusters(tree) for name, tree in self._trees.items()}
+        self.trees = list(self._trees)
 
     @cached_property
     def names(self) -> list[str]:
@@ -38,6 +39,12 @@ class Root(Source):
             for tree, leaves in self._leaves.items()
             for leaf in leaves
         ]
+
+    @property
+    def num_events(self) -> int:
+        """Of the tree with the most branches."""
+        largest = max(self._trees, key=lambda name: len(self._leaves[name]), default=None)
+        return 0 if largest is None else int(self._trees[largest].num_entries)
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None
@@ -51,6 +58,11 @@ class Root(Source):
             if whole and branch in self._leaves[tree_name]:
                 return tree_name, tree[branch]
         return None
+
+    def missing(self) -> str:
+        if len(self.trees) > 1:
+            return ""
+        return f"; its tree is called '{self.trees[0]}'" if self.trees else "; it has no tree"
 
     def members(self, group: str) -> list[str] | None:
         return self._leaves.get(group) or super().members(group)
@@ -78,8 +90,9 @@ class Root(Source):
             dtype, shape = np.dtype(object), ()
         if dtype.hasobject or "var" in axes[1:]:
             shown = " * ".join([*axes, number])
+            mend = f"; {CLASS_NUMBERS}" if shown == "string" else ""
             raise N3LOError(
-                f"{self.filename}: '{name}' holds {shown}, not numbers or lists of them"
+                f"{self.filename}: '{name}' holds {shown}, not numbers or lists of them{mend}"
             )
         if axes[:1] == ["var"]:
             return Jagged(starts, shape, dtype, lists)

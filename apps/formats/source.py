@@ -8,8 +8,13 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from apps.contract import N3LOError
-from apps.rows import Axes, Jagged, Rows, needed_length, stack
+import numpy as np
+
+from apps.contract import FILE, N3LOError
+from apps.rows import Axes, Jagged, Rows, Same, needed_length, stack
+
+# What a column of texts can become.
+CLASS_NUMBERS = "class numbers are numpy.unique(texts, return_inverse=True)[1]"
 
 
 class Source(ABC):
@@ -20,6 +25,8 @@ class Source(ABC):
     def __init__(self, path: str) -> None:
         self.filename = path
         self.compressed: Sequence[str] = ()  # arrays that are unpacked whole to read a part
+        self.trees: Sequence[str] = ()  # of ROOT
+        self.number: np.generic = np.int64(0)  # what the field "@file" is for its events
 
     def __enter__(self) -> Source:
         return self
@@ -42,6 +49,12 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    @property
+    def num_events(self) -> int:
+        """The length of most arrays."""
+        lengths = [len(rows) for _, rows in self.usable() if not isinstance(rows, N3LOError)]
+        return max(lengths, key=lengths.count, default=0)
 
     def has(self, name: str) -> bool:
         return name in self.names
@@ -86,6 +99,8 @@ class Source(ABC):
                 self._check(text, rows)
             return rows
         names = stacked_names(text)
+        if text == FILE:
+            return Same(self.number, self.num_events)
         if names is None:
             raise KeyError(text)
         try:
@@ -96,7 +111,8 @@ class Source(ABC):
     def _check(self, name: str, rows: Rows) -> None:
         where = f"{self.filename}: '{name}'"
         if rows.dtype.kind not in "fiub":
-            raise N3LOError(f"{where} holds {rows.dtype}, not numbers")
+            mend = f"; {CLASS_NUMBERS}" if rows.dtype.kind in "OSU" else ""
+            raise N3LOError(f"{where} holds {rows.dtype}, not numbers{mend}")
         if len(rows.shape) == 0:
             raise N3LOError(f"{where} is a single number, not one row an event")
 
@@ -122,9 +138,14 @@ class Source(ABC):
         found = [name for name in self.names if fnmatchcase(name, part)]
         return sorted(found, key=_natural) or [part]
 
+    def remedy(self) -> str:
+        """What to do first, where arrays are not what a user calls them; or nothing."""
+        return ""
+
     def missing(self) -> str:
         """What to add where a name is not found."""
-        return ""
+        remedy = self.remedy()
+        return f"; {remedy}" if remedy else ""
 
 
 def stacked_names(text: str) -> list[str] | None:

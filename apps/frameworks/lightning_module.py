@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,18 +24,23 @@ from torchmetrics.utilities.data import dim_zero_sum
 from apps.contract import OWN_LOSS, RESERVED, N3LOError, Training
 from apps.data import Batch
 from apps.experiment import Experiment, Networks, Update, untouched
+from apps.sources import describe
 
 STEPS = ("training_step", "validation_step")
 PREFIX = "module."  # of names in the state of `Steps`
+OF_VALIDATION = ("val_", "val/")  # in front of what validation logs; `val_` is put there by us
+LOG_SETTINGS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")  # by place, after values
 
 # What a Trainer calls beside the steps, and nobody calls here.
 NOT_CALLED = (
+    *("setup", "teardown", "configure_model", "configure_sharded_model"),
     *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
     *("on_validation_start", "on_validation_end"),
     *("on_train_epoch_start", "on_train_epoch_end"),
     *("on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_train_batch_start", "on_train_batch_end"),
     *("on_validation_batch_start", "on_validation_batch_end"),
+    *("on_validation_model_eval", "on_validation_model_train", "on_validation_model_zero_grad"),
     *("on_before_backward", "on_after_backward", "backward"),
     *("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step", "optimizer_zero_grad"),
     *("configure_gradient_clipping", "configure_callbacks", "lr_scheduler_step"),
@@ -61,14 +69,33 @@ class NoTrainer:
     global_rank = local_rank = 0
     current_epoch = 0  # counted from 0, as Lightning does
 
-    def __init__(self) -> None:
+    def __init__(self, module: Any, max_epochs: int) -> None:
         self.loggers: list[Any] = []
+        self.max_epochs = max_epochs
+        self._asks, self._file = f"model '{type(module).__name__}'", _file_of(module)
 
     def __getattr__(self, name: str) -> Any:
+        frames = [each for each in traceback.extract_stack() if each.filename == self._file]
+        place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+        way_out = "take it from an argument of __init__, or from self"
+        if name == "global_step":
+            way_out = "use self.current_epoch and batch_idx, or count in a buffer of the module"
         raise N3LOError(
-            f"it asks for trainer.{name}, and N3LO has no Trainer; take it from self, or from an "
-            "argument of __init__"
+            f"{self._asks} asks for trainer.{name}{place}, and N3LO has no Trainer; {way_out}"
         )
+
+
+def _file_of(module: Any) -> str | None:
+    """Where the class of a module is written."""
+    return getattr(sys.modules.get(type(module).__module__), "__file__", None)
+
+
+class Logged(NamedTuple):
+    """What a step has logged under one name."""
+
+    value: Any
+    is_sum: bool = False  # over the events, and not their mean
+    weight: int | None = None  # of the mean; None = the events of the batch
 
 
 class Steps(nn.Module):
@@ -77,7 +104,7 @@ class Steps(nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
-        self.logged: dict[str, Any] = {}
+        self.logged: dict[str, Logged] = {}
         module.log = self._log
         module.log_dict = self._log_dict
 
@@ -89,14 +116,20 @@ class Steps(nn.Module):
         given = take(batch, number) if takes_number else take(batch)
         return given.get("loss") if isinstance(given, Mapping) else given
 
-    def _log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+    def _log(self, name: str, value: Any, *places: Any, **settings: Any) -> None:
         if name in RESERVED and name != "loss":
             return  # a column of each epoch's row already
-        self.logged[name] = value.detach() if isinstance(value, torch.Tensor) else value
+        # The other settings say where and when it is shown, or how ranks share it: here all that is
+        # logged is a column of each epoch's row, of all events and ranks.
+        given = {**dict(zip(LOG_SETTINGS, places, strict=False)), **settings}
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        is_sum = not isinstance(value, Metric) and _is_sum(name, given.get("reduce_fx", "mean"))
+        self.logged[name] = Logged(value, is_sum, given.get("batch_size"))
 
-    def _log_dict(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def _log_dict(self, values: Mapping[str, Any], *places: Any, **settings: Any) -> None:
         for name, value in values.items():
-            self._log(name, value)
+            self._log(name, value, *places, **settings)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         super()._apply(fn, recurse)
@@ -104,6 +137,21 @@ class Steps(nn.Module):
         if first is not None:
             self.module.to(first.device)  # which notes it as self.device
         return self
+
+
+def _is_sum(name: str, reduce_fx: Any) -> bool:
+    """Whether it is summed over an epoch, and not averaged.
+
+    Raises:
+        N3LOError: it is neither.
+    """
+    how = str(getattr(reduce_fx, "__name__", reduce_fx)).lower()  # also torch.mean
+    if how not in ("mean", "avg", "sum"):
+        raise N3LOError(
+            f"'{name}' is logged with reduce_fx = '{how}', and what is logged can only be averaged "
+            "or summed over batches and ranks; take 'mean' or 'sum'"
+        )
+    return how == "sum"
 
 
 class LightningSteps(Experiment):
@@ -114,7 +162,7 @@ class LightningSteps(Experiment):
     """
 
     def __init__(self, module: Any, training: Training, example: Batch) -> None:
-        self.trainer = module.trainer = NoTrainer()
+        self.trainer = module.trainer = NoTrainer(module, training.epochs)
         super().__init__({"model": Steps(module)}, training)
         self.module = module
         self._number = 0  # of the step in the epoch
@@ -125,14 +173,25 @@ class LightningSteps(Experiment):
 
     def _form_of(self, step: str, example: Batch) -> Form:
         """What a step logs of a batch, seen from two events."""
-        network = self.networks["model"].eval()
+        network, model = self.networks["model"].eval(), f"model '{type(self.module).__name__}'"
+        hooks = "; ".join(_of_hooks(self.module))
         with untouched(network), torch.no_grad():
-            loss = network(step, (example.inputs, example.targets), 0)
+            try:
+                loss = network(step, (example.inputs, example.targets), 0)
+            except Exception as error:  # a user's step can raise anything
+                if not hooks or isinstance(error, N3LOError):
+                    raise
+                reason = describe(error, _file_of(self.module))
+                raise N3LOError(f"{model} fails on the first batch: {reason}; {hooks}") from error
         form = Form(step, network.logged)
-        if step == "training_step" and loss is None:
-            raise N3LOError("training_step returns no loss")
-        if step == "validation_step" and loss is None and "loss" not in form.numbers:
-            raise N3LOError("validation_step neither returns a loss nor logs 'val_loss'")
+        lacking = {
+            "training_step": loss is None and "returns no loss",
+            "validation_step": loss is None
+            and "loss" not in form.numbers
+            and "neither returns a loss nor logs 'val_loss'",
+        }
+        if lacking[step]:
+            raise N3LOError(f"{model}: {step} {lacking[step]}{'; ' if hooks else ''}{hooks}")
         return form
 
     @property
@@ -160,7 +219,11 @@ class LightningSteps(Experiment):
     def updates(self, networks: Networks, batch: Batch) -> Iterator[Update]:
         loss, sums = self._take("training_step", networks["model"], batch)
         if loss is None:
-            raise N3LOError("training_step returns no loss")
+            raise N3LOError(
+                f"model '{type(self.module).__name__}': training_step returns no loss for batch "
+                f"{self._number - 1} of the epoch, and no rank can leave out a step that others "
+                "share; return a loss in every step, if need be one times 0"
+            )
         yield Update("model", loss, sums)
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
@@ -210,19 +273,22 @@ class Form:
         N3LOError: it cannot be added up.
     """
 
-    def __init__(self, step: str, logged: Mapping[str, Any]) -> None:
+    def __init__(self, step: str, logged: Mapping[str, Logged]) -> None:
         self._step = step
-        values = {self._name(name): value for name, value in logged.items()}
+        named = self._named(logged)
+        values = {name: each.value for name, each in named.items()}
         self.metrics = {name: each for name, each in values.items() if isinstance(each, Metric)}
         others = [name for name in values if name not in self.metrics and name != "loss"]
         self.numbers = ["loss", *others] if "loss" in values else others
         self._pairs = ["loss", *others]
+        self._summed = {name for name, each in named.items() if each.is_sum}
         for name, metric in self.metrics.items():
             _check_states(name, metric)
-        self._states = [
-            (metric, state) for metric in self.metrics.values() for state in metric.metric_state
-        ]
-        lengths = [getattr(metric, state).numel() for metric, state in self._states]
+        self._shapes = {  # after an update, at which some grow
+            name: {state: value.shape for state, value in metric.metric_state.items()}
+            for name, metric in self.metrics.items()
+        }
+        lengths = [shape.numel() for each in self._shapes.values() for shape in each.values()]
         self._lengths = [2 * len(self._pairs), *lengths]
         self.begin()
 
@@ -242,16 +308,16 @@ class Form:
     def sums(
         self,
         loss: torch.Tensor | None,
-        logged: Mapping[str, Any],
+        logged: Mapping[str, Logged],
         num_events: int,
         device: torch.device,
     ) -> torch.Tensor:
         """Of one batch."""
-        values = {self._name(name): value for name, value in logged.items()}
-        if loss is not None and ("loss" not in values or self._step == "training_step"):
-            values["loss"] = loss.detach()
+        values = self._named(logged)
+        if loss is not None and "loss" not in values:
+            values["loss"] = Logged(loss.detach())
         pairs = torch.zeros(len(self._pairs), 2, dtype=torch.float64, device=device)
-        for name, value in values.items():
+        for name, (value, is_sum, weight) in values.items():
             if name in self.metrics:
                 continue
             if name not in self._pairs:
@@ -262,9 +328,15 @@ class Form:
             number = torch.as_tensor(value, dtype=torch.float64, device=device)
             if number.numel() != 1:
                 raise N3LOError(f"{self._step} logs '{name}', which is not one number")
-            pairs[self._pairs.index(name), 0] = number.reshape(()) * num_events
-            pairs[self._pairs.index(name), 1] = num_events
-        states = [getattr(*each).flatten().double().to(device) for each in self._states]
+            count = num_events if weight is None else weight
+            total = number.reshape(()) if is_sum else number.reshape(()) * count
+            pairs[self._pairs.index(name), 0] = total
+            pairs[self._pairs.index(name), 1] = count
+        states = [
+            getattr(metric, state).flatten().double().to(device)
+            for name, metric in self.metrics.items()
+            for state in self._shapes[name]
+        ]
         return torch.cat([pairs.flatten(), *states])
 
     def means(self, sums: torch.Tensor) -> dict[str, float]:
@@ -274,25 +346,48 @@ class Form:
         for name, (total, count) in zip(self._pairs, pairs, strict=True):
             if count == 0:
                 raise N3LOError(f"{self._step} logs '{name}' in no step of the epoch")
-            found[name] = total / count
+            found[name] = total if name in self._summed else total / count
         parts = iter(of_states)
         for name, metric in self.metrics.items():
-            found[name] = _value_of(metric, parts)
+            found[name] = _value_of(name, metric, self._shapes[name], parts)
         return found
 
-    def _name(self, name: str) -> str:
-        return name.removeprefix("val_") if self._step == "validation_step" else name
+    def _named(self, logged: Mapping[str, Logged]) -> dict[str, Logged]:
+        """By the names of columns, of validation without `val_`."""
+        found: dict[str, Logged] = {}
+        for name, each in logged.items():
+            column = name
+            if self._step == "training_step" and name == "loss":
+                continue  # it is what the step returns
+            if self._step == "validation_step" and name.startswith(OF_VALIDATION):
+                column = name[len(OF_VALIDATION[0]) :]
+            if column in found:
+                raise N3LOError(
+                    f"{self._step} logs '{name}' and another of that column, as 'acc', 'val_acc' "
+                    f"and 'val/acc' are all 'val_acc'; log val_{column} once"
+                )
+            found[column] = each
+        return found
 
 
-def _value_of(metric: Metric, sums: Iterator[torch.Tensor]) -> float:
-    """From the sums of its states, float64."""
+def _value_of(
+    name: str, metric: Metric, shapes: Mapping[str, torch.Size], sums: Iterator[torch.Tensor]
+) -> float:
+    """From the sums of its states, float64, in their shapes."""
     whole = copy.deepcopy(metric).cpu()
     whole.reset()
-    for state, values in whole.metric_state.items():
+    for state, shape in shapes.items():
+        values = getattr(whole, state)
         exact = torch.float64 if values.is_floating_point() else values.dtype
-        setattr(whole, state, next(sums).cpu().view(values.shape).to(exact))
+        setattr(whole, state, next(sums).cpu().view(shape).to(exact))
     whole._update_count = 1  # or it warns that it has seen nothing
-    return float(whole.compute())
+    found = whole.compute()
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise N3LOError(
+            f"'{name}' is logged as a {type(metric).__name__}, which gives not one number; set its "
+            "average to 'macro', or log numbers of it"
+        )
+    return float(found)
 
 
 def _check_states(name: str, metric: Metric) -> None:

@@ -155,23 +155,23 @@ class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return KNOWN.get(name) or _Nothing(f"{self.__name__}.{name}")
+        return KNOWN.get(name) or Nothing(f"{self.__name__}.{name}")
 
 
-class _Nothing:
+class Nothing:
     """Can be called and looked into, and says once that nothing comes of it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, *_: Any, **__: Any) -> _Nothing:
+    def __call__(self, *_: Any, **__: Any) -> Nothing:
         warnings.warn(f"{self._name} is NNLO's and does nothing here", stacklevel=2)
         return self
 
-    def __getattr__(self, name: str) -> _Nothing:
+    def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Nothing(f"{self._name}.{name}")
+        return Nothing(f"{self._name}.{name}")
 
 
 class ModelBuilder:

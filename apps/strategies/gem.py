@@ -25,8 +25,9 @@ class Gem(Central):
         s = clip((kappa |m| - |c|) / |u + eps|, 0, 5)
         push s u:  theta += s u;  the worker goes on from theta + s u
 
-    so that |s u| + |c| <= kappa |m|: where the others have moved the centre enough, a worker adds
-    nothing. `lr` and `momentum` (mu) are those of { name = "sgd" }; kappa = `exchange.kappa`.
+    so that |s u| + |c| <= kappa |m| where |c| <= kappa |m|; where the others have moved the centre
+    by more than that, s = 0 and a worker adds nothing. `lr` and `momentum` (mu) are those of
+    { name = "sgd" }; kappa = `exchange.kappa`.
     """
 
     sub_master = SumOfMoves

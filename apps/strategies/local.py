@@ -77,6 +77,7 @@ class Local(Strategy):
         scaler.unscale_(optimizer)
         self.clip(network)
         self.move(network)
+        self.experiment.moved(network)
         scaler.update()
         if self.training.schedule_per == "update" and self.schedulers:
             self.schedulers[network].step()

@@ -160,14 +160,9 @@ class Pipeline(InParts):
             outputs = float32(stages.restore(self._traced, outputs))
             if number == 0:
                 return stages.some_tensor(outputs).sum() * 0.0
-            part = Batch(
-                inputs=None,
-                targets=rows_of(batch.targets, first, first + number),
-                num_events=number,
-                num_global=batch.num_global,
-            )
+            part = batch.part(first, first + number)
             outputs = rows_of(outputs, 0, number)
-            loss = self.experiment.loss(outputs, part.targets)
+            loss = self.experiment.loss(outputs, part)
             self._sums += self.experiment.sums(loss, outputs, part)
         return loss * (number * self.num_averaged / batch.num_global)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from apps.contract import N3LOError
 from apps.data import Batch
@@ -68,11 +67,7 @@ class Recorded(Local):
             if self._seen[form] <= WARM_UP or len(self._recordings) == MOST_FORMS:
                 return super().step(batch)
             recording = self._recordings[form] = self._record(batch)
-        for kept, new in zip(
-            tree_leaves((recording.batch.inputs, recording.batch.targets)),
-            tree_leaves((batch.inputs, batch.targets)),
-            strict=True,
-        ):
+        for kept, new in zip(recording.batch.tensors, batch.tensors, strict=True):
             kept.copy_(new)
         sums = []
         for move in recording.moves:
@@ -85,8 +80,7 @@ class Recorded(Local):
 
     def _record(self, batch: Batch) -> Recording:
         """Nothing is computed meanwhile."""
-        inputs, targets = tree_map(torch.clone, (batch.inputs, batch.targets))
-        kept = Batch(inputs, targets, batch.num_events, batch.num_global)
+        kept = batch.map(torch.clone)
         stream = self.experiment.updates(self.networks, kept)
         moves = []
 
@@ -140,6 +134,5 @@ class Recorded(Local):
 
 def form_of(batch: Batch) -> Form:
     """Of batches for which the same kernels do the same."""
-    leaves = tree_leaves((batch.inputs, batch.targets))
-    shapes = tuple((tuple(each.shape), each.dtype) for each in leaves)
+    shapes = tuple((tuple(each.shape), each.dtype) for each in batch.tensors)
     return (*shapes, batch.num_events, batch.num_global)

@@ -15,7 +15,7 @@ from workflow import preflight, whole
 from workflow.nnlo import script
 from workflow.nnlo.convert import Past, blocks_of, draft_of, too_many_ranks
 from workflow.nnlo.options import GAN, OPTIMIZATION, TRAINING, Given, parse
-from workflow.study import load
+from workflow.study import parse as check_study
 
 DRIVERS = {"training": TRAINING, "optimization": OPTIMIZATION}
 MADE = "Made by 'n3lo import-nnlo'"  # in the first line of what we may write again
@@ -63,7 +63,9 @@ def import_nnlo(values: Mapping[str, Any]) -> list[str]:
     past = Past(
         driver=driver or (OPTIMIZATION if facts["parameters"] else TRAINING),
         given=given,
-        num_ranks=values["ranks"] or (line.num_ranks if line is not None else None),
+        num_ranks=line.num_ranks
+        if values["ranks"] is None and line is not None
+        else values["ranks"],
         environment=line.environment if line is not None else [],
         facts=facts,
     )
@@ -124,12 +126,13 @@ def _write(past: Past, model_file: Path, to: Path) -> list[str]:
     draft = draft_of(past, f"{place}:get_model", collate, folder)
     if to.exists() and to.read_text(encoding="utf-8", errors="replace") != draft.text:
         raise N3LOError(
-            f"'{to}' is there, and was changed or made from other options; --to FILE writes another"
+            f"'{to}' is there, and was changed or made from other options: delete it, or write "
+            "another by --to FILE"
         )
+    check_study(draft.text, to)
     if needs_adapter:
         _write_adapter(used, model_file, facts, past.given["loss"])
     whole.write_whole(to, draft.text)
-    load(to)  # what NNLO let pass is told with its line
     adapter = [f"{used}: made too, because {_why(facts)}"] if needs_adapter else []
     ranks = too_many_ranks(blocks_of(past))
     cores = f" --set cores={ranks}" if ranks else ""

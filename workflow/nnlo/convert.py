@@ -13,34 +13,84 @@ from typing import Any
 
 from apps.contract import OWN_LOSS, N3LOError, Plain, goal_of
 from workflow.nnlo.draft import Draft
-from workflow.nnlo.options import ENVIRONMENT, OPTIMIZATION, OPTIONS, TRAINING, Given
+from workflow.nnlo.options import (
+    ALWAYS,
+    ENVIRONMENT,
+    NOTHING,
+    OPTIMIZATION,
+    OPTIONS,
+    TRAINING,
+    Given,
+)
 
 CROSS_ENTROPY = "cross_entropy"
 
-# NNLO's names of losses, those of Keras and those of torch.nn.
+# The losses that NNLO knew with torch, by its names, as far as they are here. It took cross entropy
+# for what it did not know.
 LOSSES = {
     "categorical_crossentropy": CROSS_ENTROPY,
-    "sparse_categorical_crossentropy": CROSS_ENTROPY,
     "CrossEntropy": CROSS_ENTROPY,
     "NLL": "nll_loss",
-    "binary_crossentropy": "binary_cross_entropy_with_logits",
+    "MultiMargin": "multi_margin_loss",
     "BCE": "binary_cross_entropy_with_logits",
     "BCEWithLogits": "binary_cross_entropy_with_logits",
-    **dict.fromkeys(("mean_squared_error", "mse", "MSE"), "mse_loss"),
-    **dict.fromkeys(("mean_absolute_error", "mae", "L1"), "l1_loss"),
+    **dict.fromkeys(("mean_squared_error", "MSE"), "mse_loss"),
+    **dict.fromkeys(("mean_absolute_error", "L1"), "l1_loss"),
     "SmoothL1": "smooth_l1_loss",
 }
 OF_NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss")  # and not of classes
+NOT_HERE = (  # NNLO knew them, and they need more than outputs and targets, or other ones
+    *("PoissonNLL", "KLDiv", "MarginRanking", "HingeEmbedding", "MultiLabelMargin", "SoftMargin"),
+    *("MultiLabelSoftMargin", "CosineEmbedding", "TripletMargin"),
+)
 
-# NNLO's learning rates, where none was given: of its masters, and of workers in Keras and torch.
-MASTER_RATES = {"sgd": 0.01, "adam": 0.001, "rmsprop": 0.01, "adadelta": 1.0}
-WORKER_RATES = {
-    **{"sgd": 1.0, "adam": 0.001, "rmsprop": 0.001, "adadelta": 1.0},
-    **{"adagrad": 0.01, "adamax": 0.002, "nadam": 0.002},
+# What NNLO's optimizers had where nothing was given, where torch has other values or asks for one.
+Settings = Mapping[str, Mapping[str, Plain]]
+MASTERS: Settings = {
+    **{"sgd": {"lr": 0.01}, "adam": {"lr": 0.001}},
+    **{"rmsprop": {"lr": 0.01}, "adadelta": {"lr": 1.0}},
 }
-TORCH_RATES = {"rmsprop": 0.01}
-# Keras's names of an optimizer's arguments, where torch has others.
-ARGUMENTS = {"learning_rate": "lr", "epsilon": "eps"}
+KERAS_MASTERS: Settings = {
+    **{"sgd": {"lr": 0.01}, "adam": {"lr": 0.001}},
+    "rmsprop": {"lr": 0.001, "alpha": 0.9, "eps": 1e-10},
+    "adadelta": {"lr": 0.001, "rho": 0.95, "eps": 1e-8},
+}
+WORKERS: Settings = {
+    **MASTERS,
+    "sgd": {"lr": 1.0},
+    # which NNLO knew with Keras alone
+    **{name: {"name": "sgd", "lr": 0.001} for name in ("adagrad", "adamax", "nadam")},
+}
+KERAS_WORKERS: Settings = {
+    "sgd": {"lr": 1.0},
+    "adam": {"lr": 0.001, "eps": 1e-7},
+    "rmsprop": {"lr": 0.001, "alpha": 0.9, "eps": 1e-7},
+    "adadelta": {"lr": 1.0, "rho": 0.95, "eps": 1e-7},
+    "adagrad": {"lr": 0.01, "eps": 1e-7},
+    "adamax": {"lr": 0.002, "eps": 1e-7},
+    "nadam": {"lr": 0.002, "eps": 1e-7},
+}
+# Keras's names of an optimizer's arguments, where torch has others; and what else torch takes.
+ARGUMENTS = {"learning_rate": "lr", "epsilon": "eps", "schedule_decay": "momentum_decay"}
+OF_TORCH = (
+    *("lr", "eps", "alpha", "rho", "betas", "momentum", "momentum_decay", "nesterov", "amsgrad"),
+    *("centered", "weight_decay", "dampening", "initial_accumulator_value"),
+)
+AT_LEAST_1 = (
+    *("n_masters", "n_processes", "block_size", "n_fold", "batch", "epochs", "sync_every"),
+    *("num_iterations", "ga_populations"),
+)
+# Options that are given in vain in each mode.
+OF_GEM = ("gem_lr", "gem_momentum", "gem_kappa")
+UNUSED = {
+    "gem": ("worker_optimizer_params", "elastic_force", "optimizer", "sync_every"),
+    "easgd": (*OF_GEM, "optimizer"),
+    "downpour": ("worker_optimizer_params", *OF_GEM, "elastic_force"),
+    "local": (
+        *("mode", "n_masters", "n_processes", "synchronous", "sync_every"),
+        *(*OF_GEM, "elastic_force", "optimizer"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +101,7 @@ class Blocks:
     masters: int
     workers: int
     per_worker: int
+    size: int  # the ranks of one, whose folds are side by side
 
     @property
     def is_alone(self) -> bool:
@@ -79,9 +130,11 @@ def blocks_of(past: Past) -> Blocks:
         N3LOError: NNLO would not have run with these numbers.
     """
     given, ranks = past.given, past.num_ranks
-    for key in ("n_masters", "n_processes", "block_size", "n_fold"):
+    for key in AT_LEAST_1:
         if given[key] < 1:
-            raise N3LOError(f"--{key.replace('_', '-')} {given[key]} is not at least 1")
+            raise N3LOError(f"{OPTIONS[key].name} {given[key]} is not at least 1")
+    if ranks is not None and ranks < 1:
+        raise N3LOError(f"--ranks {ranks} is not at least 1")
     masters, per_worker = given["n_masters"], given["n_processes"]
     at_once, size = 1, ranks
     if past.searches:
@@ -100,9 +153,11 @@ def blocks_of(past: Past) -> Blocks:
                 "train with different numbers of ranks"
             )
     if size is None:
-        return Blocks(1, masters, max(1, masters - 1), per_worker)
+        workers = max(1, masters - 1)
+        return Blocks(1, masters, workers, per_worker, masters + workers * per_worker)
+    of_all = given["block_size"] if past.searches else size
     if size == 1:
-        return Blocks(at_once, 0, 1, 1)
+        return Blocks(at_once, 0, 1, 1, of_all)
     workers = (size - masters) // per_worker
     least = max(1, masters - 1)
     if workers < least:
@@ -110,7 +165,7 @@ def blocks_of(past: Past) -> Blocks:
             f"{size} ranks of a training are too few for --n-masters {masters} and {least} workers "
             f"of --n-processes {per_worker}; give --ranks, or --block-size"
         )
-    return Blocks(at_once, masters, workers, per_worker)
+    return Blocks(at_once, masters, workers, per_worker, of_all)
 
 
 def draft_of(past: Past, source: str, collate: str | None, folder: Path) -> Draft:
@@ -136,7 +191,10 @@ def draft_of(past: Past, source: str, collate: str | None, folder: Path) -> Draf
     for line in past.given.idle():
         draft.note(line)
     for name in past.environment:
-        draft.note(": ".join((name, *ENVIRONMENT[name])))
+        becomes, remark = ENVIRONMENT[name]
+        has_key = becomes not in (ALWAYS, NOTHING)
+        what = f"not carried over; set {becomes}" if has_key else becomes
+        draft.note(f"{name}: {what}: {remark}")
     return draft
 
 
@@ -159,9 +217,10 @@ def _heading(past: Past, blocks: Blocks) -> str:
 
 def _name(draft: Draft, past: Past) -> None:
     given, said = past.given, past.facts["name"]
-    words = [str(said or "nnlo")] + ([given["trial_name"]] if given.has("trial_name") else [])
+    file = Path(given.values.get("model_file") or given.values.get("model") or "nnlo")
+    words = [str(said or file.stem)] + ([given["trial_name"]] if given.has("trial_name") else [])
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._") or "nnlo"
-    where = "get_name()" if said else "get_name() is not there"
+    where = "get_name()" if said else "the model file; get_name() is not there"
     if given.has("trial_name"):
         where += f", {given.said('trial_name')}"
     draft.set("name", name, where)
@@ -221,7 +280,19 @@ def _fields(draft: Draft, facts: Mapping[str, Any], collate: str | None) -> None
     if not facts["labels"]["known"]:
         raise N3LOError(
             "get_labels(): its function does what no step of data.transforms does; write the "
-            "targets that it gives into the data files, and name them by --labels-name"
+            "targets that it gives into the data files, and have get_labels() name them"
+        )
+    if collate is not None and not facts["features"]["alone"]:
+        raise N3LOError(
+            "get_features(): its function drops or mixes events, or measures all of a file, and "
+            "data.collate has only a batch; write what it gives into the data files, and have "
+            "get_features() name that"
+        )
+    if collate is not None and facts["is_keras"]:
+        raise N3LOError(
+            "get_features(): its function does what no step of data.transforms does, and "
+            "data.collate is for models of torch; do it in the model, or write what it gives into "
+            "the data files, and have get_features() name that"
         )
     if collate is not None:
         why = "the function of get_features(): of each batch, where NNLO called it for each file"
@@ -266,12 +337,18 @@ def _training(draft: Draft, past: Past, blocks: Blocks) -> None:
     given = past.given
     mode = "local" if blocks.is_alone else given["mode"]
     _strategy(draft, past, blocks, mode)
+    _unused(draft, given, mode)
     draft.set("training.epochs", given["epochs"], given.said("epochs"))
     batch, ranks = given["batch"], blocks.per_worker
     why = given.said("batch")
     if ranks > 1:
         why += f" / {given.said('n_processes')}: in NNLO all ranks of a worker had the same batch"
     draft.set("training.batch_size", max(1, batch // ranks), why)
+    if batch % ranks:
+        draft.note(
+            f"training.batch_size: {given.said('batch')} does not come out even over "
+            f"{given.said('n_processes')}: a worker's batch is {max(1, batch // ranks) * ranks}"
+        )
     loss = _loss(draft, past)
     if loss not in (*OF_NUMBERS, OWN_LOSS):
         draft.set("training.metrics", ["accuracy"], "always, in NNLO: acc")
@@ -300,32 +377,57 @@ def _strategy(draft: Draft, past: Past, blocks: Blocks, mode: str) -> None:
         exchange["kappa"] = given["gem_kappa"]
         reasons.append(given.said("gem_kappa"))
     if mode == "easgd":
-        exchange["elastic_force"] = min(given["elastic_force"], 1.0)
-        reasons.append(f"{given.said('elastic_force')}: over the workers, not all ranks; at most 1")
+        exchange["elastic_force"], why = _elastic_force(draft, given, blocks)
+        reasons.append(why)
     if mode != "gem" and given["sync_every"] > 1:
         exchange["sync_every"] = given["sync_every"]
         reasons.append(given.said("sync_every"))
     if given.has("synchronous"):
-        _synchronous(draft, exchange, reasons, blocks, mode)
+        _synchronous(draft, exchange, reasons, past, blocks)
     if exchange:
         draft.set("training.exchange", exchange, "; ".join(reasons))
-    unused = [key for key in _of_mode(mode) if given.has(key)]
-    for key in unused:
-        draft.note(f"{given.said(key)}: mode '{mode}' does not use it")
 
 
-def _of_mode(mode: str) -> list[str]:
-    """The options that belong to other modes."""
-    return {
-        "gem": ["elastic_force", "optimizer", "sync_every"],
-        "easgd": ["gem_lr", "gem_momentum", "gem_kappa", "optimizer"],
-        "downpour": ["gem_lr", "gem_momentum", "gem_kappa", "elastic_force"],
-    }[mode]
+def _elastic_force(draft: Draft, given: Given, blocks: Blocks) -> tuple[float, str]:
+    """So that alpha, which is it over a master's workers, is NNLO's: over all ranks but one."""
+    others = blocks.size - 1
+    children = max(1, blocks.workers // max(1, blocks.masters - 1))
+    force, why = given["elastic_force"], given.said("elastic_force")
+    if children != others:
+        force *= children / others
+        why += (
+            f" x {children} / {others}: here it is over a master's workers, not all ranks but one"
+        )
+    if force > 1:
+        draft.note(f"{given.said('elastic_force')}: {force:g} is more than easgd takes: it is 1.0")
+    return round(min(force, 1.0), 6), why
+
+
+def _unused(draft: Draft, given: Given, mode: str) -> None:
+    """A note for what belongs to other modes."""
+    for key in UNUSED[mode]:
+        if not given.has(key):
+            continue
+        why = f"mode '{mode}' does not use it"
+        if mode == "local":
+            why = "not carried over: one rank has nobody to exchange with"
+        elif (mode, key) == ("gem", "sync_every"):
+            why = "gem exchanges after every batch here, and NNLO's workers waited for so many"
+        elif key == "worker_optimizer_params":
+            why = "not carried over: workers send gradients here, and no steps of their optimizer"
+        draft.note(f"{given.said(key)}: {why}")
 
 
 def _synchronous(
-    draft: Draft, exchange: dict[str, Plain], reasons: list[str], blocks: Blocks, mode: str
+    draft: Draft, exchange: dict[str, Plain], reasons: list[str], past: Past, blocks: Blocks
 ) -> None:
+    mode = past.given["mode"]
+    if past.searches:
+        draft.note(
+            f"--synchronous: not carried over: {OPTIMIZATION} never passed it on, and trained "
+            "asynchronously; for the other set training.exchange.synchronous"
+        )
+        return
     if mode == "gem":
         draft.note("--synchronous: gem is asynchronous here; use downpour, or 'allreduce'")
         return
@@ -343,13 +445,18 @@ def _loss(draft: Draft, past: Past) -> str:
     if facts["is_keras"]:
         draft.set("training.loss", OWN_LOSS, f"{why}: the model is compiled with it")
         return OWN_LOSS
-    if said == "binary_crossentropy":
-        loss, why = CROSS_ENTROPY, f"{why}: with torch, NNLO took cross entropy for it"
-    if loss is None:
+    if said in NOT_HERE:
         raise N3LOError(
             f"--loss {given['loss']}: give one of {', '.join(LOSSES)}; training.loss of the study "
             "may then name any of torch.nn.functional, or a function of yours"
         )
+    if loss is None:
+        loss, why = CROSS_ENTROPY, f"{why}: with torch, NNLO took cross entropy for it"
+        if given.has("loss"):
+            draft.note(
+                f"--loss {given['loss']}: with torch, NNLO did not know it, and took cross "
+                "entropy; for another set training.loss, such as 'mse_loss'"
+            )
     if loss == CROSS_ENTROPY:
         why += "; takes one-hot targets and class numbers"
     if facts["gives_probabilities"]:
@@ -371,7 +478,8 @@ def _optimizer(draft: Draft, past: Past, mode: str) -> None:
         )
     elif mode == "downpour":
         name = given["optimizer"].removesuffix("torch").removesuffix("tf")
-        settings = {"name": name, "lr": _rate(MASTER_RATES, name, "--optimizer")}
+        masters = KERAS_MASTERS if past.facts["is_keras"] else MASTERS
+        settings = {"name": name, **_settings(masters, name, "--optimizer")}
         why = (
             f"{given.said('optimizer')}; gets gradients, where NNLO sent steps of "
             f"{given.said('worker_optimizer')}"
@@ -382,42 +490,54 @@ def _optimizer(draft: Draft, past: Past, mode: str) -> None:
     draft.set("training.optimizer", settings, why)
 
 
-def _rate(rates: Mapping[str, float], name: str, option: str) -> float:
-    if name not in rates:
-        raise N3LOError(f"{option} {name}: NNLO had no such optimizer, only {', '.join(rates)}")
-    return rates[name]
+def _settings(known: Settings, name: str, option: str) -> Mapping[str, Plain]:
+    if name not in known:
+        raise N3LOError(f"{option} {name}: NNLO had no such optimizer, only {', '.join(known)}")
+    return known[name]
 
 
 def _worker_optimizer(draft: Draft, past: Past) -> dict[str, Plain]:
-    given = past.given
+    given, is_keras = past.given, past.facts["is_keras"]
     name = given["worker_optimizer"]
-    rates = WORKER_RATES if past.facts["is_keras"] else {**WORKER_RATES, **TORCH_RATES}
-    settings: dict[str, Plain] = {"name": name, "lr": _rate(rates, name, "--worker-optimizer")}
+    known = KERAS_WORKERS if is_keras else WORKERS
+    settings = {"name": name, **_settings(known, name, "--worker-optimizer")}
+    if settings["name"] != name:
+        draft.note(f"--worker-optimizer {name}: with torch, NNLO did not know it, and took sgd")
     params = _params(given["worker_optimizer_params"])
     betas = [params.pop(key, default) for key, default in (("beta_1", 0.9), ("beta_2", 0.999))]
     if betas != [0.9, 0.999]:
         settings["betas"] = betas
-    if params.pop("decay", 0):
-        draft.note("--worker-optimizer-params: decay: set training.scheduler instead")
+    if "clipnorm" in params:
+        draft.set("training.clip_norm", params.pop("clipnorm"), "--worker-optimizer-params")
     for key, value in params.items():
-        settings[ARGUMENTS.get(key, key)] = value
+        torchs = "alpha" if (name, key) == ("rmsprop", "rho") else ARGUMENTS.get(key, key)
+        if torchs in OF_TORCH or not is_keras:
+            settings[torchs] = value
+        else:
+            remark = ": set training.scheduler instead" if key == "decay" else ""
+            draft.note(f"--worker-optimizer-params: {key}: not carried over{remark}")
     return settings
 
 
 def _params(text: str) -> dict[str, Plain]:
+    """Of Python's text of a dict, without what is None: the optimizer's own."""
     try:
         params = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         params = None
     if not isinstance(params, dict) or not all(
-        isinstance(key, str) and isinstance(value, bool | int | float | str)
+        isinstance(key, str) and isinstance(value, bool | int | float | str | tuple | list | None)
         for key, value in params.items()
     ):
         raise N3LOError(
             f"--worker-optimizer-params {text}: is no dict of Python with numbers, such as "
             "\"{'lr': 0.01}\""
         )
-    return params
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in params.items()
+        if value is not None
+    }
 
 
 def _early_stopping(draft: Draft, given: Given) -> None:
@@ -463,7 +583,9 @@ def _layout(draft: Draft, past: Past, blocks: Blocks) -> None:
     size = given.said("block_size") if past.searches else f"{past.num_ranks} ranks"
     if past.num_ranks is None and not past.searches:
         size = "as NNLO had at least"
-        draft.note("how many ranks NNLO had is not known: give --ranks N, or change layout")
+    if past.num_ranks is None:
+        keys = "search.num_parallel is 1" if past.searches else "layout has the fewest"
+        draft.note(f"how many ranks NNLO had is not known, and {keys}: give --ranks N")
     below = blocks.masters - 1
     if below > 0:
         each, rest = divmod(blocks.workers, below)
@@ -514,12 +636,24 @@ def _search(draft: Draft, past: Past, blocks: Blocks) -> None:
     if is_genetic:
         population = max(4, given["ga_populations"])
         draft.set("search.options", {"population": population}, given.said("ga_populations"))
+        if population > given["ga_populations"]:
+            draft.note(f"{given.said('ga_populations')}: a population has at least 4")
     if given.has("target_objective"):
-        value = round(1 - given["target_objective"], 10)
-        draft.set("search.stop", {"value": value}, f"1 - {given.said('target_objective')}")
+        _stop(draft, given, str(objective["metric"]))
     for dimension in facts["parameters"]:
         facts_of = {key: value for key, value in dimension.items() if key != "name"}
         draft.set(f"search.space.model.args.{dimension['name']}", facts_of)
+
+
+def _stop(draft: Draft, given: Given, metric: str) -> None:
+    said = given.said("target_objective")
+    if metric != "val_accuracy":
+        draft.note(
+            f"{said}: not carried over: NNLO's was 1 - val_acc, and the search is by {metric}; set "
+            "search.stop"
+        )
+        return
+    draft.set("search.stop", {"value": round(1 - given["target_objective"], 10)}, f"1 - {said}")
 
 
 def too_many_ranks(blocks: Blocks) -> int | None:

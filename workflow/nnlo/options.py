@@ -82,7 +82,12 @@ OF_TRAINING: tuple[Option, ...] = (
         "a .py file; a pickle can run anything and is not read, and for a .json of Keras write a "
         "file whose get_model returns keras.models.model_from_json(text)",
     ),
-    Option("--trial-name", "train", "`name`", "behind get_name(), if it was given"),
+    Option(
+        "--trial-name",
+        "train",
+        "`name`",
+        "behind get_name(), or the name of the model file, if it was given",
+    ),
     Option(
         "--train_data",
         None,
@@ -128,15 +133,15 @@ OF_TRAINING: tuple[Option, ...] = (
         False,
         "`training.exchange.synchronous`, `backup_workers`",
         "95 % of the workers are waited for, as in NNLO, which summed their updates and could wait "
-        "for ever; here it is their mean",
+        "for ever; here it is their mean; OptimizationDriver.py took it and never used it",
     ),
     Option("--epochs", 1, "`training.epochs`", "an epoch is each event once, whoever trains on it"),
     Option(
         "--loss",
         "binary_crossentropy",
         "`training.loss`",
-        "with torch, NNLO knew losses of classes alone, and took cross entropy for what it did not "
-        "know, its own default among them",
+        "with torch, NNLO took cross entropy for each name that it did not know: its own default, "
+        "mse and mae among them",
     ),
     Option(
         "--early-stopping",
@@ -157,13 +162,14 @@ OF_TRAINING: tuple[Option, ...] = (
         "--worker-optimizer-params",
         "{}",
         "`training.optimizer`",
-        "with the names of torch.optim; those of Keras are translated",
+        "with the names of torch.optim; those of Keras are translated, clipnorm becomes "
+        "`training.clip_norm`, and what has no counterpart is said",
     ),
     Option(
         "--sync-every",
         1,
         "`training.exchange.sync_every`",
-        "of downpour and easgd; gem exchanges after every batch",
+        "of downpour and easgd; gem exchanges after every batch, where NNLO's waited for so many",
     ),
     Option(
         "--mode",
@@ -187,7 +193,8 @@ OF_TRAINING: tuple[Option, ...] = (
         "--elastic-force",
         0.9,
         "`training.exchange.elastic_force`",
-        "divided by the workers; NNLO divided it by all ranks but one, sub-masters too",
+        "divided by a master's workers; NNLO divided it by all ranks of a block but one, and the "
+        "value is changed so that the quotient is the same; at most 1",
     ),
     Option("--elastic-lr", 1.0, NOTHING, "NNLO never used it; the rate is that of the optimizer"),
     Option("--elastic-momentum", 0.0, NOTHING, "NNLO never used it; give the optimizer a momentum"),
@@ -251,7 +258,8 @@ OF_OPTIMIZATION: tuple[Option, ...] = (
         "--target-objective",
         None,
         "`search.stop.value`",
-        "of val_accuracy, which is 1 minus NNLO's figure of merit; genetic searches too",
+        "of val_accuracy, which is 1 minus NNLO's figure of merit; not of another objective; "
+        "genetic searches too",
         kind=float,
     ),
     Option(
@@ -278,8 +286,11 @@ OF_GAN: tuple[Option, ...] = (
 # What was set around the line.
 ENVIRONMENT: Mapping[str, tuple[str, str]] = {
     "NNLO_SHORT_BATCHES": ("`data.train_fraction`", "an epoch of a part of the events"),
-    "DATA_CACHE": ("`data.cache`", "read as in NNLO, where the study does not say"),
-    "DATA_COPY_COMMAND": ("`data.copy_command`", "read as in NNLO, where the study does not say"),
+    "DATA_CACHE": ("`data.cache`", "or the variable where n3lo runs, which reads it as NNLO did"),
+    "DATA_COPY_COMMAND": (
+        "`data.copy_command`",
+        "or the variable where n3lo runs, which reads it as NNLO did",
+    ),
     "HOST": (NOTHING, "paths are in the study"),
     "GANONEPASS": (
         "`model.args.generator_steps`",

@@ -10,13 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apps.contract import N3LOError
+from sites.launchers import FLAGS, FLAGS_OF_OTHERS
 from workflow.nnlo.options import ENVIRONMENT, GAN, OPTIMIZATION, TRAINING
 
-# How launchers are told the number of ranks; LSF's -a are ranks of each of -n resource sets.
-RANKS = ("-n", "-np", "--np", "--ntasks", "--nrs")
-RANKS_OF_EACH = ("-a", "--tasks_per_rs")
-READERS = ("echo", "cat", "cp", "ls", "vi", "vim")  # whose words are no drivers that start
 DRIVERS = {Path(name).stem: name for name in (TRAINING, OPTIMIZATION, GAN)}
+DRIVER = re.compile(rf"(?:.*[/.])?({'|'.join(DRIVERS)})(?:\.py)?")  # also as python -m has it
+OLDER = re.compile(r"MPIDriver\.py|hyperparameter_search\w*\.py")  # of mpi_learn and mpi_opt
+KEYWORDS = ("if", "then", "else", "elif", "do", "while", "time", "exec", "nohup", "!", "{", "(")
+READERS = (  # whose words are no drivers that start
+    *("echo", "cat", "cp", "mv", "ln", "ls", "rm", "vi", "vim", "chmod", "touch", "grep", "sed"),
+    *("head", "tail", "which", "test", "[", "[[", "git"),
+)
+GIVE = (
+    "give the line that started it in quotes, or its options behind the model file, with --driver "
+    "training or optimization, and --ranks N"
+)
+
+
+# How the head of a script asks for ranks, or for nodes and the ranks of each.
+HEADS = {
+    "ranks": r"^#SBATCH.*?\s(?:-n\s*|--ntasks[= ])(\d+)|^#BSUB\s+-n\s*(\d+)",
+    "nodes": r"^#SBATCH.*?\s(?:-N\s*|--nodes[= ])(\d+)|^#PBS.*?(?:select|nodes)=(\d+)",
+    "of_each": r"^#SBATCH.*?\s--ntasks-per-node[= ](\d+)|^#PBS.*?(?:mpiprocs|ppn)=(\d+)",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,15 @@ def read(given: str) -> Line:
             raise N3LOError(f"--from-script: '{path}' cannot be read: {reason}") from None
     found = list(_lines(given))
     if not found:
-        raise N3LOError(f"--from-script: '{path}': no line starts {' or '.join(DRIVERS.values())}")
+        older = OLDER.search(given)
+        if older is not None:
+            raise N3LOError(
+                f"--from-script: '{path}': {older[0]} is of mpi_learn or mpi_opt, whose options "
+                "were others; " + GIVE
+            )
+        raise N3LOError(
+            f"--from-script: '{path}': no line starts {' or '.join(DRIVERS.values())}; {GIVE}"
+        )
     if len(found) > 1:
         raise N3LOError(
             f"--from-script: '{path}' starts NNLO {len(found)} times; give the line that you mean, "
@@ -54,24 +78,44 @@ def read(given: str) -> Line:
 
 
 def _lines(text: str) -> Iterator[Line]:
+    text = re.sub(r"\\\r?\n", " ", text)
+    found = {key: re.search(pattern, text, re.M) for key, pattern in HEADS.items()}
+    head = {key: int(match[1] or match[2]) for key, match in found.items() if match is not None}
+    text = _with_arrays(text)
     assigned: dict[str, str] = {}
-    of_slurm = re.search(r"^#SBATCH\s+(?:-n\s*|--ntasks[= ])(\d+)", text, re.M)
-    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
-        for words in _commands(line, assigned):
-            command = list(_assign(words, assigned))
-            place = next((i for i, word in enumerate(command) if Path(word).stem in DRIVERS), None)
-            if place is None or command[0] in READERS:
-                continue
-            launcher = command[:place]
-            num_ranks = _num_ranks(launcher)
-            if num_ranks is None and "srun" in launcher and of_slurm is not None:
-                num_ranks = int(of_slurm[1])
+    for line in text.splitlines():
+        for launcher, driver, words in _started(line, assigned):
             yield Line(
-                driver=DRIVERS[Path(command[place]).stem],
-                words=command[place + 1 :],
-                num_ranks=num_ranks,
+                driver=DRIVERS[driver],
+                words=words,
+                num_ranks=_num_ranks(launcher, head),
                 environment=[name for name in ENVIRONMENT if name in assigned],
             )
+
+
+def _with_arrays(text: str) -> str:
+    """With the members of arrays, A=(x y), where a script has "${A[@]}"."""
+    for match in re.finditer(r"^\s*(\w+)=\(([^)]*)\)", text, re.M):
+        members = " ".join(match[2].split()).replace("\\", r"\\")
+        text = re.sub(rf'"?\$\{{{match[1]}\[[@*]\]\}}"?', members, text)
+    return text
+
+
+def _started(line: str, assigned: dict[str, str]) -> Iterator[tuple[list[str], str, list[str]]]:
+    """Of each command that starts a driver: the words before it, its name, the words behind it."""
+    for words in _commands(line, assigned):
+        command = list(_assign(words, assigned))
+        if not command or command[0] in READERS:
+            continue
+        for place, word in enumerate(command):
+            match = DRIVER.fullmatch(word)
+            if match is not None:
+                yield command[:place], match[1], command[place + 1 :]
+                break
+            if " " in word and any(name in word for name in DRIVERS):  # bash -c "source x; ..."
+                for launcher, driver, behind in _started(word, assigned):
+                    yield [*command[:place], *launcher], driver, behind
+                break
 
 
 def _assign(words: Sequence[str], assigned: dict[str, str]) -> Iterator[str]:
@@ -80,15 +124,19 @@ def _assign(words: Sequence[str], assigned: dict[str, str]) -> Iterator[str]:
         name, equals, value = word.partition("=")
         if equals and name.isidentifier():
             assigned[name] = value
-        elif word != "export":
+        elif word != "export" and word not in KEYWORDS:
             yield from words[i:]
             return
 
 
 def _commands(line: str, assigned: Mapping[str, str]) -> list[list[str]]:
     """The commands of a line, as words without redirections."""
-    line = re.sub(r"(?<=\s)(?:[012]?>>?|&>)\s*(?:&\d|\S+)", " ", line)
-    line = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", lambda m: assigned.get(m[1], m[0]), line)
+    line = re.sub(r"(?<=\s)(?:[012]?>>?|&>|<)\s*(?:&\d|\S+)", " ", line)
+    line = re.sub(
+        r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))",
+        lambda m: assigned.get(m[1] or m[3], m[2] or m[0]),
+        line,
+    )
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
@@ -104,10 +152,22 @@ def _commands(line: str, assigned: Mapping[str, str]) -> list[list[str]]:
     return commands
 
 
-def _num_ranks(launcher: Sequence[str]) -> int | None:
-    """Of the words before the driver, such as mpirun -np 7, or srun --ntasks=7."""
-    sets, of_each = _number(launcher, RANKS), _number(launcher, RANKS_OF_EACH)
-    return None if sets is None else sets * (of_each or 1)
+def _num_ranks(words: Sequence[str], head: Mapping[str, int]) -> int | None:
+    """By the words before the driver, such as mpirun -np 7, or else by the head of the script."""
+    names = [Path(word).name for word in words]
+    at = next((i for i in reversed(range(len(names))) if names[i] in FLAGS), None)
+    flags = FLAGS_OF_OTHERS if at is None else FLAGS[names[at]]
+    behind = words if at is None else words[at + 1 :]
+    ranks = _number(behind, flags.ranks)
+    nodes, of_each = _number(behind, flags.nodes), _number(behind, flags.of_each)
+    if flags.in_sets:
+        return ranks if nodes is None else nodes * (of_each or 1)
+    if ranks is not None or at is None:
+        return ranks
+    if nodes is None and of_each is None and "ranks" in head:
+        return head["ranks"]
+    nodes, of_each = nodes or head.get("nodes"), of_each or head.get("of_each")
+    return head.get("ranks") if nodes is None or of_each is None else nodes * of_each
 
 
 def _number(words: Sequence[str], names: Sequence[str]) -> int | None:
