@@ -169,7 +169,8 @@ def mean_of_each(values: Tensor) -> Tensor:
 
 
 def shape(tensor: Tensor) -> str:
-    return f"({', '.join(['B', *map(str, tensor.shape[1:])])})"
+    inside = ", ".join(["B", *map(str, tensor.shape[1:])])
+    return f"({inside})" if tensor.ndim > 1 else "(B,)"
 
 
 def form(value: Any) -> str:

@@ -180,6 +180,11 @@ def _of_linear(layer: Any, values: Tensor, name: str | None) -> str | None:
     asked, there = layer.in_features, values.shape[-1]
     if not values.is_floating_point():
         return f"float32 numbers; {_numbers_of(name)}"
+    if values.ndim == 1:  # there is the number of events
+        if asked > 1:
+            return f"{asked} features, {_gets(values, name)}, one number an event"
+        by_study = f'data.transforms."{name}" = ["channel_axis"], or ' if name else ""
+        return f"(B, 1), {_gets(values, name)}: set {by_study}x.unsqueeze(1)"
     if asked == there:
         return None
     together = math.prod(values.shape[1:])

@@ -115,6 +115,16 @@ def test_events_that_are_not_flat_are_to_be_flattened(refused):
     assert 'data.transforms."x" = ["flatten"]' in said
 
 
+def test_one_number_an_event_needs_an_axis_and_is_not_as_many_features_as_events(refused, report):
+    numbers = np.linspace(0, 1, EVENTS, dtype=np.float32)
+    said = refused(**linear(1), x=numbers)
+    assert "takes (B, 1), and input 'x' gives (B,): set data.transforms." in said
+    report(**linear(1), x=numbers, data={"transforms": {"x": ["channel_axis"]}})
+    said = refused(**linear(12), x=numbers)
+    assert "takes 12 features, and input 'x' gives (B,), one number an event" in said
+    assert "in_features" not in said
+
+
 def test_the_flattening_that_is_advised_mends_it(report):
     data = {"transforms": {"x": ["flatten"]}}
     report(**linear(12), x=np.ones((EVENTS, 4, 3), np.float32), data=data)
@@ -165,7 +175,7 @@ def test_an_embedding_takes_indices_that_it_has(refused):
     said = refused(EMBEDDING, args=args, x=numbers)
     assert "takes indices from 0 to 4, and input 'x' holds 28 to 29: set its num_embeddings" in said
     said = refused(EMBEDDING, args=args, x=numbers.astype(np.float32))
-    assert "takes indices, which are whole numbers, and input 'x' gives (B) float32: store" in said
+    assert "takes indices, which are whole numbers, and input 'x' gives (B,) float32: store" in said
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int64"])
@@ -198,11 +208,11 @@ def test_forward_takes_as_many_inputs_as_the_study_names(refused, model, inputs,
 @pytest.mark.parametrize(
     ("loss", "outputs", "y", "message"),
     [
-        ("cross_entropy", 1, CLASSES % 2, "the model gives (B, 1), but the targets are (B): "
+        ("cross_entropy", 1, CLASSES % 2, "the model gives (B, 1), but the targets are (B,): "
          "'cross_entropy' needs an output for each class, (B, C); for yes or no take loss = 'bce'"),
         ("cross_entropy", 4, np.eye(3)[CLASSES], "the model gives (B, 4), but the targets are (B, "
          "3), one-hot of 3 classes: give 3 outputs"),
-        ("mse", 3, CLASSES, "the model gives (B, 3), but the targets are (B): 'mse_loss' needs a "
+        ("mse", 3, CLASSES, "the model gives (B, 3), but the targets are (B,): 'mse_loss' needs a "
          "number for each output; for class numbers take loss = 'cross_entropy'"),
         ("bce", 3, CLASSES, "needs a yes or no for each output; for class numbers take loss = "
          "'cross_entropy', or the step one_hot of data.transforms"),

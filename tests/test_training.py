@@ -774,7 +774,7 @@ def test_a_mistake_in_the_model_is_one_line_that_names_it(tmp_path, old, new, me
         ({"training": {"optimizer": {"name": "sgd", "momentun": 0.9}}}, "it takes lr, momentum, "),
         ({"training": {"optimizer": {"name": "sgd", "lr": -1.0}}}, "Invalid learning rate: -1.0"),
         ({"training": {"scheduler": {"name": "step_lr", "gama": 0.9}}}, "it takes step_size"),
-        ({"training": {"loss": "mse"}}, "the model gives (B, 3), but the targets are (B)"),
+        ({"training": {"loss": "mse"}}, "the model gives (B, 3), but the targets are (B,)"),
         ({"training": {"lanes": 3}, "layout": {"num_workers": 2}}, "not a multiple of the 2 ranks"),
     ],
 )  # fmt: skip

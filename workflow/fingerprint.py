@@ -154,7 +154,7 @@ def source_file(file: StudyFile, source: str, *key: str) -> Path:
     library = source.partition(".")[0]
     if library in extras.KNOWN:
         extras.require(library)
-    found = _module(source, sys.path) or beside(file, source)
+    found = _module(source, sys.path) or beside(file.path.parent, source)
     if found is None:
         raise N3LOError(
             f"{where}: there is no module '{source}', neither in {sys.prefix} nor beside the "
@@ -163,9 +163,9 @@ def source_file(file: StudyFile, source: str, *key: str) -> Path:
     return found
 
 
-def beside(file: StudyFile, module: str) -> Path | None:
-    """The file of a module that lies beside the study, where the ranks would not look for it."""
-    folder = file.path.parent.resolve()
+def beside(folder: Path, module: str) -> Path | None:
+    """The file of a module that lies in the study's folder, where ranks would not look for it."""
+    folder = folder.resolve()
     elsewhere = [each for each in sys.path if each and Path(each).resolve() != folder]
     if module.startswith("apps.") or _module(module, elsewhere):
         return None

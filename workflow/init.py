@@ -20,6 +20,7 @@ from typing import Any
 from apps.contract import FILE, OWN_LOSS, N3LOError, Plain, goal_of
 from sites import get
 from workflow import datafiles, preflight, schema, session, toml, whole
+from workflow.fingerprint import beside
 from workflow.study import StudyFile, parse
 
 EXAMPLE = "n3lo init my_model.py events.h5"
@@ -88,6 +89,8 @@ def _request(wanted: Wanted) -> dict[str, Any]:
             f"'{wanted.model}' is neither a file (my_model.py, my_model.py:Name) nor "
             f"package.module:Name; such as: {EXAMPLE}"
         )
+    else:
+        place = str(beside(Path(), place) or place)
     files: dict[str, str] = {}  # by path, what named it
     for pattern in wanted.data:
         for match in (str(Path(each).resolve()) for each in _matches(pattern)):

@@ -160,7 +160,7 @@ def absolute(file: StudyFile, source: str) -> str:
     place, _, name = source.partition(":")
     if place.endswith(".py"):
         return f"{(file.path.parent / Path(place).expanduser()).resolve()}:{name}"
-    found = beside(file, place)
+    found = beside(file.path.parent, place)
     return source if found is None else f"{found}:{name}"
 
 
