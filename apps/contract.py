@@ -246,11 +246,13 @@ def package_of(path: Path) -> tuple[Path, str]:
     Of /a/mine/net.py it is ("/a", "mine.net") where /a/mine has an __init__.py, and otherwise
     ("/a/mine", "net").
     """
-    parts = [path.stem]
+    parts: list[str] = []
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         parts.insert(0, folder.name)
         folder = folder.parent
+    if path.stem != "__init__" or not parts:
+        parts.append(path.stem)
     return folder, ".".join(parts)
 
 

@@ -179,14 +179,21 @@ def class_of_event(index: Index) -> np.ndarray | None:
 
 
 def label_of_event(index: Index) -> np.ndarray | None:
-    """The class of each event, (events,), also where two classes are told by any two numbers."""
+    """The class of each event, (events,), also where two classes are told by any two numbers.
+
+    What is not finite is no class, and stays.
+    """
     field = index.targets.members[0]
     if index.targets.kind != "one" or math.prod(field.shape) != 1:
         return class_of_event(index)
     with closing(Reader(index, [field])) as reader:
         labels = reader.gather(np.arange(index.num_events))[0].reshape(-1)
     most = MOST_CLASSES if field.dtype == np.int64 else 2
-    return labels if len(np.unique(labels)) <= most else None
+    return labels if len(_classes(labels)) <= most else None
+
+
+def _classes(labels: np.ndarray) -> np.ndarray:
+    return np.unique(labels[np.isfinite(labels)])
 
 
 def lacking_classes(data: Data, index: Index, fold_of_event: np.ndarray) -> Iterator[str]:
@@ -194,7 +201,7 @@ def lacking_classes(data: Data, index: Index, fold_of_event: np.ndarray) -> Iter
     labels = label_of_event(index)
     if labels is None:
         return
-    classes = np.unique(labels)
+    classes = _classes(labels)
     if len(classes) == 1:
         yield f"data.targets: all events are {classes[0]:g}, so that there is nothing to learn"
         return

@@ -13,6 +13,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -223,20 +224,22 @@ class Supervised(Experiment):
         """
         Args:
             collate: from the inputs of a batch to what the model is called with.
-            example: gives events, for metrics that take their form from the targets.
+            example: gives events, for metrics that take their form from the targets; it is called
+                where something is measured, as what only calls the model may have no such events.
         """
         super().__init__({"model": model}, training)
         self._collate = collate
         self.losses = Losses(training)
-        self._metrics = [make_metric(each, self.losses.name) for each in training.metrics]
-        for each in self._metrics if example is not None else ():
-            each.learn(example)
-        self._sizes = [2, *(each.size for each in self._metrics)]
+        self._metrics = [make_metric(each, self.losses.name, example) for each in training.metrics]
         self.metrics = ["loss", *(each.name for each in self._metrics)]
 
     @property
     def measured(self) -> list[str]:
         return [prefix + name for prefix in ("", "val_") for name in self.metrics]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [2, *(each.size for each in self._metrics)]
 
     def no_sums(self) -> torch.Tensor:
         return torch.zeros(sum(self._sizes), dtype=torch.float64, device=self.device)

@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,7 +41,6 @@ OF_CLASSES = ("Multiclass", "Multilabel", "Binary")  # whose arguments say how l
 class Metric:
     """One of `training.metrics`."""
 
-    size: int  # of the vector that is added up
     weighs = False  # whether events may have weights
 
     def __init__(self, spec: str | Mapping[str, Plain]) -> None:
@@ -66,8 +66,10 @@ class Metric:
         sums = [self._named_sums(key, *pair, weights) for key, pair in chosen.items()]
         return torch.stack(sums).sum(dim=0)
 
-    def learn(self, example: Callable[[], Batch]) -> None:
-        """Set the size, where it depends on the targets, by some events."""
+    @property
+    def size(self) -> int:
+        """Of the vector that is added up."""
+        raise NotImplementedError
 
     def value(self, sums: Tensor) -> float:
         """Of all events, from the sum over all batches and ranks."""
@@ -98,10 +100,15 @@ class Metric:
         raise NotImplementedError
 
 
-def make_metric(spec: str | Mapping[str, Plain], loss_of: Callable[[Key], str]) -> Metric:
+def make_metric(
+    spec: str | Mapping[str, Plain],
+    loss_of: Callable[[Key], str],
+    example: Callable[[], Batch] | None = None,
+) -> Metric:
     """
     Args:
         loss_of: the name of the loss that a target has; it says what outputs mean.
+        example: gives events, the same on all ranks, where the size depends on the targets.
 
     Raises:
         N3LOError: there is no such metric, or it cannot be added up.
@@ -126,7 +133,7 @@ def make_metric(spec: str | Mapping[str, Plain], loss_of: Callable[[Key], str]) 
     else:
         made = own_function(source, arguments, "training.metrics")
     if hasattr(made, "_reductions") and hasattr(made, "compute"):
-        return States(spec, made, loss_of)
+        return States(spec, made, loss_of, example)
 
     def values_of(outputs: Tensor, targets: Tensor) -> Tensor:
         return _of_events(
@@ -145,7 +152,8 @@ class Mean(Metric):
     With weights these are sum w v and sum w.
     """
 
-    size, weighs = 2, True
+    size = 2  # type: ignore[assignment]
+    weighs = True
 
     def __init__(
         self, spec: str | Mapping[str, Plain], function: Callable[[Tensor, Tensor], Tensor]
@@ -212,31 +220,36 @@ class States(Metric):
         spec: str | Mapping[str, Plain],
         metric: Any,
         loss_of: Callable[[Key], str],
+        example: Callable[[], Batch] | None,
     ) -> None:
         super().__init__(spec)
-        self._metric, self._loss_of = metric, loss_of
+        self._metric, self._loss_of, self._example = metric, loss_of, example
         self._kind = type(metric).__name__
         self._check_states()
         metric.sync_on_compute = False  # ranks are added up by us
         self._dtypes = {name: each.dtype for name, each in metric._defaults.items()}
-        self._take_shapes(metric._defaults)
 
-    def _take_shapes(self, states: Mapping[str, Tensor]) -> None:
-        self._shapes = {name: states[name].shape for name in self._dtypes}
-        self._sizes = [each.numel() for each in self._shapes.values()]
-        self.size = sum(self._sizes)
+    @property
+    def size(self) -> int:
+        return sum(self._sizes)
 
-    def learn(self, example: Callable[[], Batch]) -> None:
+    @property
+    def _sizes(self) -> list[int]:
+        return [each.numel() for each in self._shapes.values()]
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
         """Some states grow at the first update to the columns of targets, as those of R2Score."""
-        if self._kind.startswith(OF_CLASSES):
-            return
-        targets = example().targets
-        for key, (target, _) in pairs(targets, targets).items():
-            if self._of not in (None, key):
-                continue
-            with suppress(Exception):  # what does not suit it is told of true outputs
-                self._update(key, target.float(), target)
-                self._take_shapes(self._metric.metric_state)
+        states = self._metric._defaults
+        if self._example is not None and not self._kind.startswith(OF_CLASSES):
+            targets = self._example().targets
+            for key, (target, _) in pairs(targets, targets).items():
+                if self._of not in (None, key):
+                    continue
+                with suppress(Exception):  # what does not suit it is told of true outputs
+                    self._update(key, target.float(), target)
+                    states = self._metric.metric_state
+        return {name: states[name].shape for name in self._dtypes}
 
     def _check_states(self) -> None:
         """
@@ -262,13 +275,13 @@ class States(Metric):
             )
 
     def _sums(self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        metric = self._metric
+        metric, shapes = self._metric, self._shapes  # which the first time may update it
         if metric.device != outputs.device:
             metric.to(outputs.device)
         self._update(key, outputs, targets)
         if hasattr(metric, "validate_args"):
             metric.validate_args = False  # it would have a GPU wait for each batch
-        states = [getattr(metric, name).double().flatten() for name in self._shapes]
+        states = [getattr(metric, name).double().flatten() for name in shapes]
         if [len(each) for each in states] != self._sizes:
             raise N3LOError(
                 f"training.metrics: '{self._kind}' has states of other sizes for outputs "

@@ -199,12 +199,12 @@ def _import_file(path: str) -> Any:
     if known == content:
         return module
     root, name = package_of(Path(path))
-    for each in (str(folder), str(root)):
+    for each in (str(root), str(folder)):  # a file's own folder first, as in a script
         if each not in sys.path:
             sys.path.insert(0, each)
     if module is not None:
         sys.modules.pop(module.__name__, None)
-    if "." in name and _is_found(name, path):
+    if root != folder and _is_found(name, path):
         module = importlib.import_module(name)
     else:
         spec = importlib.util.spec_from_file_location(f"n3lo_model_{Path(path).stem}", path)
@@ -220,7 +220,8 @@ def _is_found(name: str, path: str) -> bool:
     spec = importlib.util.find_spec(name.partition(".")[0])
     inside = name.split(".")[1:]
     places = spec.submodule_search_locations if spec else None
-    return any(Path(place, *inside).with_suffix(".py") == Path(path) for place in places or ())
+    found = [Path(place, *inside) for place in places or ()]
+    return any(Path(path) in (each.with_suffix(".py"), each / "__init__.py") for each in found)
 
 
 _FILES: dict[str, tuple[bytes, Any]] = {}  # that were imported: what they held, and the module

@@ -109,8 +109,11 @@ class Fitted(Step):
     def _padding(self, values: Tensor) -> Tensor:
         """Rows of features that an event lacks, (B, N, F); else, as of (B, F), single values."""
         ignored = values == self.ignore
-        by_row = self.per == "feature" and values.ndim > 2
-        return ignored.all(dim=-1, keepdim=True) if by_row else ignored
+        return ignored.all(dim=-1, keepdim=True) if self.by_row(values) else ignored
+
+    def by_row(self, values: Tensor) -> bool:
+        """Whether only whole rows of features are ignored, (B, N, F)."""
+        return self.per == "feature" and values.ndim > 2
 
     def _numbers(self, device: torch.device) -> list[Tensor]:
         """In float32, and what is left of the shift: far from 0 its rounding would be seen."""
@@ -509,13 +512,17 @@ def idle_ignores(index: Index, is_training: np.ndarray) -> Iterator[str]:
             if not isinstance(step, Fitted) or step.ignore is None:
                 continue
             so_far = dataclasses.replace(given, steps=given.steps[:place])
+            if not step.by_row(_example(so_far)):
+                continue
+            is_there = False
             with closing(Reader(index, [given])) as reader:
-                seen = _events_of(reader, so_far, index, is_training)
-                found = [
-                    (bool((values == step.ignore).any()), bool(step._padding(values).any()))
-                    for _, values in seen
-                ]
-            if any(there for there, _ in found) and not any(left_out for _, left_out in found):
+                for _, values in _events_of(reader, so_far, index, is_training):
+                    if step._padding(values).any():
+                        break
+                    is_there = is_there or bool((values == step.ignore).any())
+                else:
+                    left_in = is_there
+            if left_in:
                 yield (
                     f"data.transforms: '{name}': {step.name}: {step.ignore:g} is in no whole row "
                     'of features, so that ignore leaves nothing out; per = "cell" takes each value'

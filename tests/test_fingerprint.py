@@ -113,6 +113,34 @@ def test_a_package_beside_the_study_is_imported_as_one(package, study_path):
     assert check(task)["num_parameters"] == 8
 
 
+def test_a_file_of_its_own_folder_comes_before_one_of_the_packages_folder(
+    package, study_path, digest
+):
+    (package / "helper.py").write_text("WIDTH = 3\n")
+    (study_path.with_name("helper.py")).write_text("WIDTH = 300\n")
+    (package / "net.py").write_text(
+        "from helper import WIDTH\nfrom torch.nn import Linear\n\n\n"
+        "def Net(width=4):\n    return Linear(WIDTH, 2)\n"
+    )
+    before = digest()
+    file = load(study_path)
+    task = Planner(file, file.data_files(), Fingerprint(data="d", model="m", code="c")).base_task()
+    assert check(task)["num_parameters"] == 8
+    (package / "helper.py").write_text("WIDTH = 3  # of x\n")
+    assert digest() != before
+
+
+def test_a_package_itself_may_hold_the_model_and_is_imported_once(study_path, edit, capsys):
+    folder = study_path.with_name(f"whole_{study_path.parent.name}")
+    folder.mkdir()
+    (folder / "__init__.py").write_text("print('imported')\n" + PACKAGE["layers.py"])
+    edit("my_model.py:Tagger", f"{folder.name}:make")
+    file = load(study_path)
+    task = Planner(file, file.data_files(), Fingerprint(data="d", model="m", code="c")).base_task()
+    assert check(task)["num_parameters"] == 8
+    assert capsys.readouterr().out.count("imported") == 1
+
+
 @pytest.mark.parametrize("name", PACKAGE)
 def test_a_changed_file_of_a_package_is_noticed(package, digest, name):
     before = digest()

@@ -6,7 +6,6 @@ Nothing is imported to find them: a model's source is followed through its impor
 from __future__ import annotations
 
 import ast
-import glob
 import hashlib
 import json
 import sys
@@ -55,12 +54,16 @@ def _of_data(files: list[Path], memo: Path) -> str:
         stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         entry = known.get(str(path))
         if entry is None or entry[:-1] != stamp:
-            with open(path, "rb") as opened:
-                entry = [*stamp, hashlib.file_digest(opened, "sha256").hexdigest()]
+            entry = [*stamp, _of_file(path)]
         fresh[str(path)] = entry
     if any(known.get(path) != entry for path, entry in fresh.items()):
         write_json(memo, {**known, **fresh})
     return _digest(str(entry[-1]).encode() for entry in fresh.values())
+
+
+def _of_file(path: Path) -> str:
+    with open(path, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _read_memo(memo: Path) -> dict[str, list[int | str]]:
@@ -75,7 +78,8 @@ def _of_model(file: StudyFile) -> str:
     """Of the model, and of losses, metrics, a reader and a collate function that are not ours."""
     starts = {model_file(file), *other_files(file)}
     paths = {path for start in starts for path in _with_local_imports(start)}
-    return _digest(path.read_bytes() for path in sorted({*paths, *read_files(file)}))
+    read = [_of_file(path).encode() for path in read_files(file)]
+    return _digest([*map(Path.read_bytes, sorted(paths)), *read])
 
 
 def read_files(file: StudyFile) -> list[Path]:
@@ -86,11 +90,10 @@ def read_files(file: StudyFile) -> list[Path]:
     """
     found: list[Path] = []
     for name in file.study.model.files:
-        matches = glob.glob(str(Path(name).expanduser()), root_dir=file.path.parent)
-        files = [(file.path.parent / match).resolve() for match in sorted(matches)]
-        if not any(path.is_file() for path in files):
+        files = [path for path in file.matching(name) if path.is_file()]
+        if not files:
             raise N3LOError(f"{file.where('model', 'files')}model.files: there is no file '{name}'")
-        found += filter(Path.is_file, files)
+        found += files
     return found
 
 

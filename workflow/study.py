@@ -81,7 +81,7 @@ MOST_COMBINATIONS = 1000  # of choices that are tried
 MOST_VALUES = 16  # of an integer, for each to be tried
 NOT_SEARCHABLE = (
     *("data.files", "data.folds", "data.fold_by", "data.transforms", "data.collate"),
-    *("data.reader", "data.weights", "data.file_numbers"),
+    *("data.reader", "data.weights", "data.file_numbers", "model.files"),
     *("training.metrics", "training.tensorboard"),
 )
 
@@ -323,7 +323,7 @@ class StudyFile:
             if is_remote(name):
                 files.append(self._fetched(name, fetched))
                 continue
-            found = [(self.path.parent / match).resolve() for match in self._matches(name)]
+            found = self.matching(name)
             folder_of_files = next((path for path in found if path.is_dir()), None)
             if folder_of_files is not None:
                 raise N3LOError(
@@ -358,11 +358,15 @@ class StudyFile:
         return [
             number
             for name, number in zip(data.files, given, strict=True)
-            for _ in ([name] if is_remote(name) else self._matches(name))
+            for _ in ([name] if is_remote(name) else self.matching(name))
         ]
 
-    def _matches(self, name: str) -> list[str]:
-        return sorted(glob.glob(str(Path(name).expanduser()), root_dir=self.path.parent))
+    def matching(self, name: str) -> list[Path]:
+        """What a path or a pattern of the study names, absolute and sorted; it may be nothing."""
+        path = Path(name).expanduser()
+        exact = self.path.parent / path  # though brackets be in its name
+        found = [str(path)] if exact.exists() else glob.glob(str(path), root_dir=self.path.parent)
+        return [(self.path.parent / each).resolve() for each in sorted(found)]
 
     def _fetched(self, name: str, folder: Path | None) -> Path:
         where, command = self.where("data", "files"), self.study.data.copy_command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,13 +92,18 @@ class Parquet(Source):
 
     def _check_nulls(self, name: str) -> None:
         """By what the file says of itself, where it does; else they are found when it is read."""
-        schema = self.file.schema
-        number = [schema.column(each).path for each in range(len(schema))].index(name)
+        number = self._column_numbers[name]
         groups = (self.file.metadata.row_group(each) for each in range(len(self._starts) - 1))
         said = [group.column(number).statistics for group in groups]
         nulls = sum(each.null_count for each in said if each is not None and each.has_null_count)
         if nulls:
             raise self._lacks(name, nulls)
+
+    @cached_property
+    def _column_numbers(self) -> dict[str, int]:
+        """Of the columns as they are stored, by path."""
+        schema = self.file.schema
+        return {schema.column(number).path: number for number in range(len(schema))}
 
     def _lacks(self, name: str, nulls: int) -> N3LOError:
         return N3LOError(
