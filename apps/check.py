@@ -185,9 +185,10 @@ def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batc
             warnings += suited.of_outputs(losses, outputs, batch.targets)
         with on_first_batch(task, index):
             warnings += mistakes.of_gradient(network, experiment.loss(outputs, batch))
-    with on_first_batch(task, index), torch.no_grad():
-        experiment.evaluate(batch)
-        updates = experiment.updates(experiment.networks, batch)
+    with on_first_batch(task, index):
+        with torch.no_grad():
+            experiment.val_means(experiment.evaluate(batch))
+        updates = experiment.updates(experiment.networks, batch)  # with gradients, as in a training
         experiment.means(sum((each.sums for each in updates), experiment.no_sums()))
     return warnings
 

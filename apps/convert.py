@@ -6,6 +6,7 @@ python -P -m apps.convert FILE ... --to OUT.h5 [--fields "x=(pt, eta, phi)" y=la
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -77,7 +78,8 @@ def convert(options: argparse.Namespace) -> list[Path]:
     for path, (first, end) in zip(paths, pairwise(ends), strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_h5(path) as (file, check_disk):
-            file.attrs["converted_from"] = [Path(each).name for each in options.files]
+            names = [Path(each).name for each in options.files]
+            file.attrs["converted_from"] = json.dumps(names)  # a list has to be below 64 KB
             file.attrs["versions"] = f"n3lo {VERSION}"
             for column in columns:
                 _create(file, column, end - first, options.compression)
@@ -120,13 +122,13 @@ def look(files: Sequence[str], asked: Sequence[str]) -> tuple[list[Column], list
         N3LOError: a field is not there, or is not the same in all files.
     """
     with open_file(files[0]) as source:
-        if not asked and source.remedy():
-            raise N3LOError(f"{files[0]}: {source.remedy()}")
         fields = _named(asked, source) if asked else list(_all(source))
+        source.count_by(field.dataset for field in fields)
         columns = [_column(source, field) for field in fields]
     file_events = []
     for place, path in enumerate(files):
         with open_file(path, number=np.int64(place)) as source:
+            source.count_by(column.field.dataset for column in columns)
             here = [_column(source, column.field) for column in columns]
             file_events.append(_num_events(source, columns))
         for number, (column, other) in enumerate(zip(columns, here, strict=True)):
@@ -176,7 +178,7 @@ def _all(source: Source) -> Iterator[Field]:
             found = True
             yield Field(text=name, name=name, dataset=name, index=())
     if not found:
-        raise N3LOError(f"{source.filename}: holds no array of numbers")
+        raise N3LOError(f"{source.filename}: {source.remedy() or 'holds no array of numbers'}")
 
 
 def _column(source: Source, field: Field) -> Column:
@@ -245,6 +247,7 @@ class Inputs:
             if self._open is not None:
                 self._open[1].close()
             source = open_file(self._files[number], number=np.int64(number))
+            source.count_by(column.field.dataset for column in columns)
             rows = {column.field.name: _rows(source, column.field) for column in columns}
             self._open = number, source, rows
         return self._open[2]

@@ -137,6 +137,7 @@ def of_file(
     """
     with open_file(path, reader, number) as source:
         asked = fields or [_whole(name) for name in source.names]
+        source.count_by(field.dataset for field in asked)
         arrays = [of_array(source, field) for field in asked]
         lengths = {each["name"]: each["events"] for each in arrays if "error" not in each}
         advice = grouped((each["name"], each.pop("advice")) for each in arrays)

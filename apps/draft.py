@@ -91,8 +91,9 @@ def draft(request: Mapping[str, Any]) -> dict[str, Any]:
     model = build_model(Model(source=source, args=own))
     events = Events(request["files"], request.get("file_numbers"))
     named = request["inputs"], request["targets"]
-    if events.remedy and not all(named):
-        raise N3LOError(f"{request['files'][0]}: {events.remedy}")
+    frames = "" if all(named) else events.remedy
+    if frames and not events.fields:
+        raise N3LOError(f"{request['files'][0]}: {frames}")
     if knows_loss(model):
         trial = own_trial(source, own, events, *named)
     else:
@@ -106,6 +107,7 @@ def draft(request: Mapping[str, Any]) -> dict[str, Any]:
         "space": Variations(source, own, trial).space(free),
         "fields": {name: _form(shape, dtype) for name, (shape, dtype) in events.fields.items()},
         "events": events.number,
+        "left_out": frames,
         "keys": trial.keys,
         "inputs": trial.inputs,
         "targets": trial.targets,

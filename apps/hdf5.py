@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from apps.contract import FILE, Data, N3LOError
+from apps.contract import Data, N3LOError
 from apps.formats import Source, open_file
 from apps.rows import Rows
 
@@ -141,6 +141,7 @@ class Reader:
             if path not in self._files:
                 number = self._index.file_numbers[file]
                 self._files[path] = open_file(path, self._index.reader, number)
+                self._files[path].count_by(each.dataset for each in self._index.fields)
             self._datasets[path, field.text] = self._files[path].find(field.dataset, field.index)
         return self._datasets[path, field.text]
 
@@ -160,7 +161,7 @@ def index_files(data: Data, with_targets: bool = True) -> Index:
     Raises:
         N3LOError: a file or field is missing or unreadable, or they do not fit each other.
     """
-    reader, numbers = data.reader, _file_numbers(data, with_targets)
+    reader, numbers = data.reader, _file_numbers(data)
     with open_file(data.files[0], reader, numbers[0]) as file:
         inputs = _fields(data.inputs, file, role="inputs")
         targets = Fields(kind="list", members=())
@@ -191,11 +192,10 @@ def index_files(data: Data, with_targets: bool = True) -> Index:
     return index
 
 
-def _file_numbers(data: Data, with_targets: bool) -> np.ndarray:
+def _file_numbers(data: Data) -> np.ndarray:
     """(files,); whole ones are class numbers."""
     given = data.file_numbers
-    is_needed = with_targets or FILE in str(data.inputs)
-    if given is None or not is_needed:
+    if given is None:
         return np.arange(len(data.files))
     if len(given) != len(data.files):
         raise N3LOError(
@@ -275,6 +275,7 @@ def _fields(
         kind, parsed = "list", [parse_field(text) for text in named]
     if not parsed:
         raise N3LOError(f"{file.filename}: data.{role} = {named!r} names no dataset")
+    file.count_by(field.dataset for field in parsed)
     return Fields(kind=kind, members=tuple(_looked_up(file, field, role) for field in parsed))
 
 
@@ -339,6 +340,7 @@ def _num_events(
     """The events of one file, after checking that it is like the first."""
     lengths: dict[str, int] = {}
     with open_file(path, reader, number) as file:
+        file.count_by(field.dataset for fields in by_role.values() for field in fields)
         for role, fields in by_role.items():
             for field in fields:
                 here = _looked_up(file, field, role)

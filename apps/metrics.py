@@ -152,7 +152,6 @@ class Mean(Metric):
     With weights these are sum w v and sum w.
     """
 
-    size = 2  # type: ignore[assignment]
     weighs = True
 
     def __init__(
@@ -160,6 +159,10 @@ class Mean(Metric):
     ) -> None:
         super().__init__(spec)
         self._function = function
+
+    @property
+    def size(self) -> int:
+        return 2
 
     def _sums(self, key: Key, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         values = self._function(outputs, targets)

@@ -303,6 +303,8 @@ def _first_events(file: str | None, dataset: str) -> np.ndarray | None:
         found = opened.get(dataset)
         if not isinstance(found, h5py.Dataset) or not found.shape or found.dtype.kind not in "fiub":
             return None
+        if not len(found):
+            return None
         size = math.prod(found.shape[1:]) * found.dtype.itemsize
         return found[: max(TRIED, LOOKED_AT // max(1, size))]
 

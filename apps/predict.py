@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
 from apps.check import name_of, shapes
-from apps.contract import VERSION, N3LOError, TaskPaths, TrainTask
+from apps.contract import FILE, VERSION, Data, N3LOError, TaskPaths, TrainTask
 from apps.data import VALIDATION_FACTOR, Batch, make_batch, prepare, validates
 from apps.ensemble import OUTPUTS, Told, append, average_of, names
 from apps.experiment import Experiment, Supervised, describe, model_file
@@ -63,11 +65,12 @@ def predict(folder: str | Path, files: Sequence[str | Path] = ()) -> dict[str, n
 
     Returns:
         By name, (N, ...) each: `output`, or `output_NAME` or `output_NUMBER` of each of several. Of
-        validation events also `events`, numbered through all files of the study, and `target` and
-        `weight` as the loss gets them.
+        validation events also `events`, numbered through all files of the study, `target` as the
+        loss gets it, and `weight` as it is stored.
 
     Raises:
-        N3LOError: the task is not finished, or its network does not take these events.
+        N3LOError: the task is not finished, its network does not take these events, or an input is
+            "@file", which other files have not.
     """
     parts = list(batches(load(Path(folder), files)))
     return {name: torch.cat([part[name].values for part in parts]).numpy() for name in parts[0]}
@@ -84,13 +87,14 @@ def write(trained: Trained, out: Path) -> str:
         raise N3LOError(f"--to {out}: is one of the files that are read; name another")
     with new_h5(out) as (file, check_disk):
         file.attrs["study"] = f"{task.study}, task {task.id}, key {task.key()}"
-        file.attrs["files"] = files
         file.attrs["versions"] = f"n3lo {VERSION}, torch {torch.__version__}"
         for arrays in batches(trained):
             for name, each in arrays.items():
                 append(file, name, each)
             check_disk()
         written = [f"{name} {each.shape}" for name, each in file.items()]
+        # No attribute: HDF5 takes 64 KiB for one, which are the references to 4096 texts.
+        file.create_dataset("files", data=files, dtype=h5py.string_dtype())
     return f"{out}: {', '.join(written)}, by {task.id}"
 
 
@@ -103,12 +107,26 @@ def load(folder: Path, files: Sequence[str | Path]) -> Trained:
         )
     transforms = kept(TaskPaths(folder).transforms, task.data.transforms)
     if files:
-        data = replace(task.data, files=[str(each) for each in files])
-        index = with_kept(index_files(data, with_targets=False), transforms)
+        index = with_kept(index_new(task.data, list(map(str, files))), transforms)
         return Trained(task, experiment, transforms, index, np.arange(index.num_events))
     index, fold_of_event = prepare(task.data, task.split_seed)
     events = np.flatnonzero(validates(fold_of_event, task.fold))
     return Trained(task, experiment, transforms, with_kept(index, transforms), events)
+
+
+def index_new(data: Data, files: list[str]) -> Index:
+    """Of files that are not the task's own."""
+    if FILE in str(data.inputs):
+        raise N3LOError(
+            f"--on: the network was trained with '{FILE}' among its inputs, a number that the "
+            "study gives to each of its own files; for other files, store it in them all as an "
+            "array, and train with that"
+        )
+    try:
+        new = replace(data, files=files, file_numbers=None)
+        return index_files(new, with_targets=False)
+    except N3LOError as error:
+        raise N3LOError(re.sub("^data.files: ", "--on: ", str(error))) from error
 
 
 @torch.no_grad()
@@ -174,14 +192,31 @@ def told(trained: Trained, key: Key, values: Tensor) -> Told:
 
     A loss of the model's own does not say what its outputs are, which then stay as they are.
     """
-    experiment, targets = trained.experiment, trained.task.data.targets
+    experiment = trained.experiment
     is_known = isinstance(experiment, Supervised)
     average = average_of(experiment.losses.name(key)) if is_known else OUTPUTS
-    field = targets[key] if isinstance(targets, list) else targets if key is None else key
+    target = target_of(trained.task.data.targets, key, is_known)
+    steps = [] if target is None else trained.transforms.get(target, [])
     return Told(
         average.written(average.back(average.form(values), 1)).cpu(),
-        {"values": average.of, "steps": json.dumps(trained.transforms.get(field, []))},
+        {"values": average.of, "steps": json.dumps(steps)},
     )
+
+
+def target_of(targets: str | list[str] | dict[str, str], key: Key, alike: bool) -> str | None:
+    """What the study calls the target of an output; None if it has none in that place.
+
+    Args:
+        alike: the outputs have the form of the targets, as those of a model with a loss of its own
+            need not.
+    """
+    if isinstance(targets, list):
+        return targets[key] if isinstance(key, int) and key < len(targets) else None
+    if isinstance(targets, dict):
+        return key if isinstance(key, str) and key in targets else None
+    if key is None:
+        return targets
+    return str(key) if alike else None  # of a group, each array by its name
 
 
 if __name__ == "__main__":

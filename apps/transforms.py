@@ -111,6 +111,15 @@ class Fitted(Step):
         ignored = values == self.ignore
         return ignored.all(dim=-1, keepdim=True) if self.by_row(values) else ignored
 
+    def is_idle(self, batches: Iterable[Tensor]) -> bool:
+        """Whether `ignore` is there and leaves nothing out; read as far as it takes to know."""
+        is_there = False
+        for values in batches:
+            if self._padding(values).any():
+                return False
+            is_there = is_there or bool((values == self.ignore).any())
+        return is_there
+
     def by_row(self, values: Tensor) -> bool:
         """Whether only whole rows of features are ignored, (B, N, F)."""
         return self.per == "feature" and values.ndim > 2
@@ -514,15 +523,11 @@ def idle_ignores(index: Index, is_training: np.ndarray) -> Iterator[str]:
             so_far = dataclasses.replace(given, steps=given.steps[:place])
             if not step.by_row(_example(so_far)):
                 continue
-            is_there = False
             with closing(Reader(index, [given])) as reader:
-                for _, values in _events_of(reader, so_far, index, is_training):
-                    if step._padding(values).any():
-                        break
-                    is_there = is_there or bool((values == step.ignore).any())
-                else:
-                    left_in = is_there
-            if left_in:
+                is_idle = step.is_idle(
+                    values for _, values in _events_of(reader, so_far, index, is_training)
+                )
+            if is_idle:
                 yield (
                     f"data.transforms: '{name}': {step.name}: {step.ignore:g} is in no whole row "
                     'of features, so that ignore leaves nothing out; per = "cell" takes each value'

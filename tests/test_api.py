@@ -15,7 +15,8 @@ from conftest import STUDY
 from made_runs import Made, make_run
 from nbclient import NotebookClient
 
-from workflow import Ledger, N3LOError, SiteError, Study, process, runfolder, session
+from workflow import Ledger, N3LOError, SiteError, Study, commands, process, runfolder, session
+from workflow.arguments import Pair, checked
 from workflow.study import load
 
 
@@ -96,12 +97,71 @@ def test_a_table_replaces_a_section_key_by_key_and_another_table_whole(folder):
     [
         ("training.epochs.x", "small.toml:16: training.epochs.x: 'epochs' is 2, which is replaced"),
         ("data.files.0", r"data.files.0: 'files' is \['events.h5'\], which is replaced whole"),
-        ("", "unknown key ''"),
+        *(
+            (path, f"small.toml: '{path}' is no path of a value; write one as in 'training.epochs'")
+            for path in ("", "training..epochs", "training.epochs.", "model.args.my arg", "a = 0 #")
+        ),
+        ('training."epo\\qs"', "is no path of a value"),
+        ("training\n.epochs", r"small.toml: 'training\\n.epochs' is no path of a value"),
+        ("training.epoch", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("training. epoch", "unknown key 'epoch'; did you mean 'epochs'?"),
     ],
 )
 def test_a_path_that_leads_into_a_value_is_one_line(folder, path, said):
     with pytest.raises(N3LOError, match=said):
         Study("small.toml", {path: 1})
+
+
+def test_a_path_may_be_written_as_toml_may(folder):
+    space = """ search . space.'training.optimizer.lr' . "high" """
+    study = Study("small.toml", {"search . num_trials": 5, space: 0.5, "model.args.'a b'": 1})
+    assert study.file.study.search.space["training.optimizer.lr"].high == 0.5
+    assert study.file.study.model.args == {"width": 4, "a b": 1}
+    assert list(study.values) == [
+        "search.num_trials", 'search.space."training.optimizer.lr".high', 'model.args."a b"',
+    ]  # fmt: skip
+
+
+def test_the_last_to_be_set_holds(folder):
+    study = Study("small.toml", {"training.epochs": 3, "training.optimizer.lr": 0.3})
+    study.set({"training": {"epochs": 4, "optimizer": {"name": "adam", "lr": 0.4}}})
+    assert study.file.study.training.epochs == 4
+    study.set({"training.optimizer.lr": 0.5, "training.epochs": 5})
+    assert study.file.study.training.optimizer == {"name": "adam", "lr": 0.5}
+    assert study.file.study.training.epochs == 5
+
+
+@pytest.mark.parametrize(
+    "values", [{"training": {"metrics": None, "clip_norm": None}}, {"training.metrics": None}]
+)
+def test_none_leaves_out_what_the_file_says_also_in_the_copy_of_the_run(folder, values):
+    study = Study("small.toml", {"training.metrics": ["mse"]})
+    study.set(values)
+    assert study.file.study.training.metrics == []
+    with runfolder.opened(study.folder, study.file):
+        pass
+    kept = (study.folder / runfolder.FIRST).read_text()
+    assert "training.metrics left out" in kept.splitlines()[0]
+    assert load(study.folder / runfolder.FIRST).study == study.file.study
+    study.set({'search.space."model.args.width"': None})
+    assert list(study.file.study.search.space) == ["training.optimizer.lr"]
+    study.set({"training.early_stopping.patience": None})  # which does not begin it
+    assert study.file.study.training.early_stopping is None
+
+
+def test_what_is_not_there_or_needed_cannot_be_left_out(folder):
+    for path, said in (
+        ("training.epohcs", "training.epohcs: there is no 'epohcs' to leave out"),
+        ("data.files", "data: files is missing|data.files is missing"),
+    ):
+        with pytest.raises(N3LOError, match=said):
+            Study("small.toml", {path: None})
+
+
+def test_a_key_of_a_table_is_a_text(folder):
+    for path in ("model.args", "training"):
+        with pytest.raises(N3LOError, match="3 names no value of a study: write a text"):
+            Study("small.toml", {path: {3: 1}})
 
 
 def test_arrays_of_numpy_are_lists(folder):
@@ -143,7 +203,13 @@ def test_a_run_that_began_with_other_values_is_told_with_where_they_are_from(fol
         (lambda study: study.logs("t000-f0", lines=-1), "lines: -1 is not at least 0"),
         (lambda study: study.ensemble("5"), "Study.ensemble: best: '5' is not a whole number"),
         (lambda study: study.generate("g.h5", energy=5), "energy: 5 is not a pair of numbers"),
-        (lambda study: study.generate("g.h5", energy=[1]), "is not a pair of numbers"),
+        (lambda study: study.generate("g.h5", energy=[1]), r"\[1\] is not a pair of numbers"),
+        (lambda study: study.generate("g.h5", energy="12"), "'12' is not a pair of numbers"),
+        (lambda study: study.predict("p.h5", on=3), "Study.predict: on: 3 is not a text or a Path"),
+        (lambda study: study.generate("g.h5", 0), "Study.generate: events: 0 is not at least 1"),
+        (lambda study: study.ensemble(best=0), "Study.ensemble: best: 0 is not at least 1"),
+        (lambda study: study.history("t099"), "t099: there is no such trial in .*: t000 to t001"),
+        (lambda study: study.history(0, fold=9), "fold 9: there is no such fold in .*: 0 to 0"),
         (lambda study: study.report(to=3), "Study.report: to: 3 is not a text or a Path"),
         (lambda study: study.compare(5), "others: 5 is not a Study or a text or a Path"),
         (lambda study: study.rerun(None), "Study.rerun: trials: None is not a whole number"),
@@ -157,6 +223,25 @@ def test_a_wrong_argument_is_one_line_that_names_it(folder, driven, call, said):
     with pytest.raises(N3LOError, match=said) as told:
         call(study)
     assert "\n" not in str(told.value)
+
+
+def test_a_pair_may_be_a_list_or_an_array():
+    @checked
+    def between(energy: Pair) -> tuple[float, float]:
+        return energy
+
+    assert between([1, 2.5]) == between(np.array([1, 2.5])) == (1.0, 2.5)
+
+
+def test_one_file_alone_may_be_given(folder, driven, monkeypatch):
+    study = Study("small.toml")
+    study.run()
+    asked = []
+    monkeypatch.setattr(commands, "use", lambda view, what: asked.append(list(what.words)))
+    for on in ("y.h5", ["y.h5"], Path("y.h5"), (Path("y.h5"),)):
+        study.predict("p.h5", on=on)
+    assert len(asked) == 4
+    assert asked == asked[:1] * 4
 
 
 def test_what_python_itself_says_of_a_call_stays(folder):

@@ -236,6 +236,12 @@ def test_whole_files_are_dealt_to_folds_of_like_size(tmp_path):
         (np.arange(12) // 10, {"folds": 3}, ["validate"]),
         (np.arange(12) // 6, {"folds": 3}, []),
         (np.arange(12) / 7, {"folds": 3}, []),
+        (np.where(np.arange(12) == 1, np.nan, np.arange(12) // 6), {"folds": 3}, []),
+        (
+            np.where(np.arange(12) < 2, np.inf, np.arange(12) == 5),
+            {"folds": 2},
+            ["learn", "validate"],
+        ),
     ],
 )
 def test_a_fold_that_lacks_a_class_is_told(tmp_path, labels, data, said):
@@ -247,8 +253,9 @@ def test_a_fold_that_lacks_a_class_is_told(tmp_path, labels, data, said):
     assert [line.split()[2] for line in warnings] == said
 
 
-def test_targets_that_are_all_the_same_are_told(tmp_path):
-    path = write_h5(tmp_path / "a.h5", x=np.zeros((6, 3)), y=np.full(6, 2.0))
+@pytest.mark.parametrize("first", [2, np.nan, np.inf])
+def test_targets_that_are_all_the_same_are_told(tmp_path, first):
+    path = write_h5(tmp_path / "a.h5", x=np.zeros((6, 3)), y=np.array([first, 2, 2, 2, 2, 2.0]))
     task = make_task([path])
     [line] = lacking_classes(task.data, *prepare(task.data, 5))
     assert line == "data.targets: all events are 2, so that there is nothing to learn"

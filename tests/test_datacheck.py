@@ -20,6 +20,7 @@ from training_helpers import make_task, write_h5
 
 from apps import convert, data, datacheck
 from apps.contract import N3LOError, write_json
+from apps.formats import open_file
 from workflow import datafiles
 from workflow.cli import main
 
@@ -276,7 +277,7 @@ def test_units_are_kept_and_the_source_is_named(tmp_path):
         file["x"].attrs["unit"] = "GeV"
     converted(tmp_path / "a.h5", "--to", tmp_path / "b.h5")
     with h5py.File(tmp_path / "b.h5") as file:
-        assert (file["x"].attrs["unit"], list(file.attrs["converted_from"])) == ("GeV", ["a.h5"])
+        assert (file["x"].attrs["unit"], file.attrs["converted_from"]) == ("GeV", '["a.h5"]')
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,24 @@ def test_a_frame_of_pytables_is_not_converted_by_the_names_of_its_layout(tmp_pat
         file["df"].attrs["pandas_type"] = np.bytes_("frame")
     line = refused(capsys, path, "--to", tmp_path / "b.h5")
     assert line.endswith("pandas.read_hdf('a.h5').to_parquet('frame.parquet')")
+
+
+def test_arrays_beside_a_frame_of_pytables_are_converted_and_the_frame_is_told(tmp_path, capsys):
+    arrays = {"x": X, "df/block0_values": X[:9], "df/axis1": X[:9, 0], "old/df/axis1": X[:9, 0]}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+        for name in ("df", "old/df"):
+            file[name].attrs["pandas_type"] = np.bytes_("frame")
+    converted(tmp_path / "a.h5", "--to", tmp_path / "b.h5")
+    told = capsys.readouterr().out
+    for name in ("df", "old/df"):
+        assert f"left out: '{name}' is a frame as pandas' to_hdf writes them" in told
+        assert f"pandas.read_hdf('a.h5', '{name}').to_parquet" in told
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert list(file) == ["x"]
+    with open_file(str(tmp_path / "a.h5")) as source:  # "@file" has a row for each event
+        assert source.num_events == len(X)
 
 
 def test_an_existing_file_is_not_replaced(tmp_path, capsys):

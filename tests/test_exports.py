@@ -32,6 +32,9 @@ from workflow.ledger import Ledger
 from workflow.search import Proposal
 from workflow.study import StudyFile, load
 
+# Connections of Optuna and MLflow that these tests open to read: Python 3.13 tells of them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 LR, KIND, DEPTH = "training.optimizer.lr", "model.args.kind", "model.args.depth"
 
 

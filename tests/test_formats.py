@@ -18,11 +18,12 @@ import uproot
 from pyarrow import parquet
 from training_helpers import make_task, write_h5
 
-from apps import datacheck
+from apps import convert, datacheck
 from apps.check import check
 from apps.contract import N3LOError
 from apps.data import FoldBatches, InMemory, Share, prepare
 from apps.formats import open_file
+from apps.formats.hdf5 import Hdf5
 from apps.hdf5 import Index, Reader, index_files, parse_field
 from apps.rows import needed_length, pad
 from apps.staging import stage
@@ -340,6 +341,17 @@ def test_a_missing_class_number_is_not_made_up(tmp_path):
     assert said in refused(tmp_path / "a.parquet")
 
 
+def test_the_columns_of_a_parquet_file_are_looked_up_once(tmp_path, monkeypatch):
+    frame = pd.DataFrame(np.arange(80).reshape(2, 40), columns=[f"c{each}" for each in range(40)])
+    frame.to_parquet(tmp_path / "a.parquet")
+    asked = []
+    schema = property(lambda file: asked.append(file) or file.metadata.schema)
+    monkeypatch.setattr(parquet.ParquetFile, "schema", schema)
+    with open_file(str(tmp_path / "a.parquet")) as file:
+        assert len([*file.usable()]) == 40
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("kind", ["string", "category"])
 def test_texts_are_told_how_to_become_class_numbers(tmp_path, kind):
     frame = pd.DataFrame({"x": [1.0, 2.0], "y": pd.array(["W", "Z"], "string").astype(kind)})
@@ -552,6 +564,49 @@ def test_a_study_says_which_number_a_file_has(tmp_path, numbers, dtype):
     _, found = read(indexed(*files, inputs="pt", targets="@file", file_numbers=numbers))
     np.testing.assert_array_equal(found, np.repeat(numbers, 2))
     assert found.dtype == dtype
+
+
+@pytest.mark.parametrize("ending", ["h5", "npz", "root"])
+@pytest.mark.parametrize(
+    ("inputs", "targets"), [("x", "@file"), ("@file", "x"), ("(@file, x)", "@file")]
+)
+def test_a_number_is_as_long_as_the_other_fields_whatever_else_the_file_holds(
+    tmp_path, ending, inputs, targets
+):
+    path, here = tmp_path / f"a.{ending}", {"x": X[:, 0]}
+    other = {"mean": X[:3, 0], "width": X[:3, 1], "low": X[:3, 2]}
+    if ending == "h5":
+        write_h5(path, 4, **here, **other)
+    elif ending == "npz":
+        np.savez(path, **here, **other)
+    else:
+        with uproot.recreate(path) as file:
+            file.mktree("a", {"x": "float32"})
+            file["a"].extend(here)
+            file.mktree("b", dict.fromkeys(other, "float32"))
+            file["b"].extend(other)
+        inputs, targets = (each.replace("x", "a/x") for each in (inputs, targets))
+    index = indexed(path, inputs=inputs, targets=targets, file_numbers=[7])
+    assert index.num_events == EVENTS
+    of_field = {"@file": np.full(EVENTS, 7), "x": X[:, 0]}
+    of_field["(@file, x)"] = np.stack([of_field["@file"], X[:, 0]], axis=1)
+    for values, text in zip(read(index), (inputs, targets), strict=True):
+        np.testing.assert_array_equal(values, of_field[text.replace("a/x", "x")])
+    data = make_task([path], data={"inputs": inputs, "targets": targets}).data
+    assert {each["events"] for each in datacheck.of_study(data)[0]["arrays"]} == {EVENTS}
+    fields = [f"first={inputs}", f"second={targets}"]
+    assert convert.main([str(path), "--to", str(tmp_path / "out.h5"), "--fields", *fields]) == 0
+    with open_file(str(tmp_path / "out.h5")) as file:
+        assert {len(file.find(name)) for name in ("first", "second")} == {EVENTS}
+
+
+def test_a_number_opens_no_array_but_one(tmp_path, monkeypatch):
+    path = write_h5(tmp_path / "a.h5", 4, x=X, **{f"b{number}": X for number in range(9)})
+    opened = set()
+    open_one = Hdf5._open
+    monkeypatch.setattr(Hdf5, "_open", lambda file, name: opened.add(name) or open_one(file, name))
+    read(indexed(path, inputs="x", targets="@file"))
+    assert opened == {"x"}
 
 
 def test_numbers_that_are_not_one_for_each_file_are_refused(tmp_path):

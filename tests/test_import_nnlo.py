@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -241,6 +244,18 @@ def test_what_becomes_something_else_is_said(words, how, said):
     assert "synchronous = true" not in draft.text
 
 
+@pytest.mark.parametrize("is_keras", [True, False])
+def test_what_is_off_at_zero_is_left_out(is_keras, tmp_path):
+    words = [*EASGD, "--worker-optimizer-params"]
+    off = [*words, "{'lr': 0.1, 'decay': 0.0, 'clipnorm': 0.0, 'clipvalue': 0}"]
+    draft, plain = (
+        drafted(each, *TRAIN, is_keras=is_keras) for each in (off, [*words, "{'lr': 0.1}"])
+    )
+    assert draft.values["training", "optimizer"] == plain.values["training", "optimizer"]
+    assert ("training", "clip_norm") not in draft.values
+    assert draft.notes == plain.notes
+
+
 def test_what_has_no_counterpart_of_a_keras_optimizer_is_said():
     words = [*EASGD, "--worker-optimizer-params", "{'clipvalue': 1.0}"]
     notes = drafted(words, *TRAIN, is_keras=True).notes
@@ -356,6 +371,16 @@ def test_toml_is_read_back_as_it_was():
         ("if x; then srun -n 7 OptimizationDriver.py --model m.py; fi", 7),
         ("chmod +x OptimizationDriver.py\nsrun -n 7 ./OptimizationDriver.py --model m.py", 7),
         ("ln -s x/OptimizationDriver.py\nsrun -n 7 ./OptimizationDriver.py --model m.py", 7),
+        ('export M=m.py N=7; mpirun -np "$N" OptimizationDriver.py --model $M', 7),
+        ("N=3; M=$N; mpirun -np $M OptimizationDriver.py --model m.py; N=5", 3),
+        ("N=7\nmpirun -np $N OptimizationDriver.py --model m.py; N=5", 7),
+        ("#SBATCH -n 7\nsrun -n $SLURM_NTASKS OptimizationDriver.py --model m.py", 7),
+        (
+            "#SBATCH -N 4 --ntasks-per-node=2\n"
+            "mpirun -np ${SLURM_NTASKS} OptimizationDriver.py --model m.py",
+            8,
+        ),
+        ("#BSUB -n 6\nmpirun -n $LSB_DJOB_NUMPROC OptimizationDriver.py --model m.py", 6),
         ("# OptimizationDriver.py\nHOST=here python OptimizationDriver.py --model m.py & ", None),
     ],
 )
@@ -386,6 +411,9 @@ def test_a_line_may_be_given_in_quotes():
         ("mpirun -np 3 ./MPIDriver.py m.json t.list v.list", "MPIDriver.py is of mpi_learn"),
         ("python hyperparameter_search_option3.py", "option3.py is of mpi_learn or mpi_opt"),
         ("mpirun -np $N TrainingDriver.py", "'-np $N' is no number of ranks"),
+        ("#SBATCH -n 7\nsrun -n $N TrainingDriver.py", "'-n $N' is no number of ranks"),
+        ("mpiexec -n 1 TrainingDriver.py : -n 3 TrainingDriver.py", "':' joins several commands"),
+        ("mpiexec -n 1 hostname : -n 3 TrainingDriver.py", "':' joins several commands"),
         ("TrainingDriver.py\nTrainingDriver.py", "starts NNLO 2 times"),
     ],
 )
@@ -449,6 +477,19 @@ def test_an_adaptor_is_tried_on_the_data_too():
     assert next(nnlo_import.recognised(lambda x: x, (9, 5), data)) == {}
     assert list(nnlo_import.recognised(lambda x: x[: len(data) - 1], (9, 5), data)) == []
     assert list(nnlo_import.recognised(lambda x: np.where(x == x.max(), 0, x), (9, 5), data)) == []
+
+
+def test_a_file_without_events_is_as_none(tmp_path):
+    with h5py.File(tmp_path / "empty.h5", "w") as file:
+        file["x"] = np.zeros((0, 9, 5))
+
+    def flat(x):
+        return x.reshape(len(x), math.prod(x.shape[1:]))  # also of none, where -1 is not known
+
+    module = SimpleNamespace(get_features=lambda: ("x", flat))
+    field = nnlo_import._adapted_field(module, "features", "x", str(tmp_path / "empty.h5"))
+    assert field["steps"] == ["flatten"]
+    assert field == nnlo_import._adapted_field(module, "features", "x", None)
 
 
 def test_whole_numbers_may_become_integers():

@@ -207,6 +207,18 @@ def test_frames_of_pytables_are_not_taken_by_the_names_of_their_layout(folder):
         drafted(folder)
 
 
+def test_arrays_beside_a_frame_of_pytables_are_taken_and_the_frame_is_told(folder):
+    arrays = {"df/block0_values": X[:40], "df/axis0": X[:40, 0], "df/axis1": X[:40, 0]}
+    with h5py.File(write_h5(folder / "events.h5", jets=X, kind=CLASSES), "r+") as file:
+        for name, values in arrays.items():
+            file[name] = values
+        file["df"].attrs["pandas_type"] = np.bytes_("frame")
+    found = drafted(folder)
+    assert (found["inputs"], found["targets"]) == (["jets"], ["kind"])
+    assert "pandas.read_hdf('events.h5').to_parquet" in found["left_out"]
+    assert drafted(folder, inputs=["jets"], targets=["kind"])["left_out"] == ""
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 
 import numpy as np
@@ -112,6 +113,55 @@ class Largest(Wrong):
 class FromOne(Wrong):
     def reset_state(self):
         self.total.assign(1.0)
+
+
+class OwnMetricsAlone(Own):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {}
+
+
+class Adding(Own):
+    def call(self, x):
+        self.add_loss(ops.mean(ops.sum(x**2, axis=-1)))
+        return self.dense(x)
+
+
+class Drawing(Own):
+    def call(self, x):
+        return self.dense(x + keras.random.normal(ops.shape(x)))
+
+
+def adding():
+    return compile_for(Adding(), metrics=["accuracy"])
+
+
+def active():
+    dense = layers.Dense(3, activity_regularizer="l2")
+    return compile_for(keras.Sequential([dense]))
+
+
+def drawing():
+    return compile_for(Drawing(), metrics=["accuracy"])
+
+
+def own_metrics_alone():
+    return compile_for(OwnMetricsAlone(), metrics=["accuracy"])
+
+
+def bounded(nested, end=None):
+    last = layers.Dense(1, end, kernel_initializer="zeros", bias_initializer="ones")
+    model = keras.Sequential([last])
+    if nested:
+        x = keras.Input((3,))
+        model = keras.Model(x, model(x))
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def moved_by(optimizer, args):
+    if "learning_rate" not in args:
+        args["learning_rate"] = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.1, 1e-3])
+    return compile_for(Own(), optimizer=getattr(keras.optimizers, optimizer)(**args))
 
 
 KINDS = {"wrong": Wrong, "largest": Largest, "from_one": FromOne}
@@ -459,6 +509,7 @@ def test_two_ranks_train_as_one(place):
     ("calm", {"loss": "own", "metrics": ["accuracy"]}, "compiled with its metrics; leave it out"),
     ("Stepping", {"loss": "own"}, "has its own train_step"),
     ("testing", {"loss": "own"}, "has its own test_step, which is not called"),
+    ("own_metrics_alone", {"loss": "own"}, r"let it call super\(\)\.compute_metrics"),
     ("own_metrics", {"loss": "own"}, "compute_metrics returns 'wrong', which is not the result of"),
     ("constrained", {"loss": "own", "strategy": "downpour"}, "has the constraint NonNeg"),
     ("calm", {"loss": "own", "compile": True}, "training.compile: cannot be had for a Keras"),
@@ -503,8 +554,81 @@ def test_init_is_told_the_optimizer_of_compile(place):
         return frameworks.compiled_optimizer(experiment_of(place, name).networks["model"].model)
 
     assert told("calm") is None  # the default of compile
-    assert told("clipped") == {"name": "adam", "lr": 1e-5}
+    assert told("clipped") == {"name": "adam", "lr": 1e-5, "eps": 1e-7}
     assert told("scheduled") == {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+@pytest.mark.parametrize(("optimizer", "args"), [
+    ("Adam", {"learning_rate": 0.01, "beta_1": 0.8}),
+    ("Adam", {"learning_rate": 0.01, "amsgrad": True}),
+    ("Adam", {"learning_rate": 0.01, "weight_decay": 0.1}),
+    ("AdamW", {"learning_rate": 0.05}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("RMSprop", {"learning_rate": 0.01}),
+    ("RMSprop", {"learning_rate": 0.01, "rho": 0.99, "momentum": 0.5}),
+    ("Nadam", {"learning_rate": 0.01, "weight_decay": 0.5}),
+    ("Adamax", {"learning_rate": 0.01}),
+    ("Adagrad", {"learning_rate": 0.1}),
+    ("Adadelta", {"learning_rate": 10.0}),
+    ("Adafactor", {"learning_rate": 0.01}),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy, about code of Keras
+def test_what_init_takes_from_compile_moves_weights_as_keras_does(place, optimizer, args):
+    """Five steps of torch with its own defaults for the rest, against the optimizer of Keras."""
+    network = experiment_of(place, "moved_by", optimizer=optimizer, args=args).networks["model"]
+    model = network.model
+    settings = dict(frameworks.compiled_optimizer(model))
+    name = settings.pop("name")
+    assert name == ("adamw" if args.get("weight_decay") == 0.1 else optimizer.lower())
+    (kind,) = (each for key, each in vars(torch.optim).items() if key.lower() == name)
+    kernel = model.trainable_variables[0]
+    ours = torch.nn.Parameter(kernel.value.detach().clone())
+    moving = kind([ours], **settings)
+    rng = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(ours.shape, generator=rng) + 0.5 for _ in range(5)]
+    model.optimizer.build([kernel])
+    before = ours.detach().clone()
+    for gradient in gradients:
+        ours.grad = gradient
+        moving.step()
+        model.optimizer.apply([gradient], [kernel])
+    moved = kernel.value.detach() - before
+    torch.testing.assert_close(
+        ours.detach() - before, moved, rtol=5e-3, atol=1e-6
+    )  # eps is under the root
+
+
+@pytest.mark.parametrize(("optimizer", "args", "study", "message"), [
+    ("AdamW", {"learning_rate": 2e-3}, {"name": "adamw", "lr": 2e-3},
+     r"AdamW\(weight_decay=0.004\)"),
+    ("AdamW", {"learning_rate": 2e-3}, {"name": "adamw", "lr": 2e-3, "weight_decay": 4e-3}, None),
+    ("RMSprop", {"learning_rate": 1e-4}, {"name": "adam", "lr": 1e-4},
+     r"RMSprop\(learning_rate=0.0001\), which is not used"),
+    ("RMSprop", {"learning_rate": 1e-4}, {"name": "rmsprop", "lr": 1e-4}, r"RMSprop\(rho=0.9\)"),
+    ("Adam", {"learning_rate": 0.001}, {"name": "adam", "lr": 0.1}, None),  # the user's word
+    ("Adam", {"learning_rate": 1e-4, "weight_decay": 0.1},
+     {"name": "adam", "lr": 1e-4, "weight_decay": 0.1}, "its weight_decay is that of 'adamw'$"),
+])  # fmt: skip
+def test_defaults_of_keras_and_of_torch_are_told_apart(place, optimizer, args, study, message):
+    task = place.task(
+        "moved_by", {"optimizer": optimizer, "args": args}, loss="own", optimizer=study
+    )
+    experiment = make_experiment(task.model, task.training, lambda: events(2))
+    warnings = experiment.inspect(events())
+    assert len(warnings) == (message is not None)
+    assert not message or re.search(message, warnings[0])
+
+
+def test_no_warning_is_left_where_the_study_is_as_init_writes_it(place):
+    for optimizer in ("AdamW", "Nadam", "Adadelta", "Adafactor"):
+        args = {"optimizer": optimizer, "args": {}}
+        model = experiment_of(place, "moved_by", optimizer=optimizer, args={}).networks["model"]
+        settings = frameworks.compiled_optimizer(model.model)
+        assert settings["lr"] == pytest.approx(0.1)  # the first of the schedule
+        task = place.task("moved_by", args, loss="own", optimizer=settings)
+        experiment = make_experiment(task.model, task.training, lambda: events(2))
+        assert experiment.optimizers()  # which torch takes
+        assert all("see training.scheduler" in each for each in experiment.inspect(events()))
 
 
 def test_init_matches_inputs_and_outputs_by_the_names_of_the_model(place, tmp_path):
@@ -536,6 +660,20 @@ def test_init_takes_no_layer_and_no_object_for_what_makes_a_model(tmp_path):
 def test_a_loss_that_is_no_mean_over_the_events_is_warned_of(place):
     (warning,) = experiment_of(place, "summed").inspect(events())
     assert "a loss must be a mean over the events" in warning
+
+
+@pytest.mark.parametrize("name", ["adding", "active", "drawing"])
+def test_losses_of_layers_and_random_outputs_are_no_sign_of_a_loss_that_is_no_mean(place, name):
+    assert experiment_of(place, name).inspect(events()) == []
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("end", [None, "sigmoid"])
+def test_logits_that_happen_to_be_from_0_to_1_are_no_probabilities(place, nested, end):
+    batch = events()
+    batch = dataclasses.replace(batch, targets=(batch.targets > 0).float()[:, None])
+    experiment = experiment_of(place, "bounded", batch, nested=nested, end=end)
+    assert len(experiment.inspect(batch)) == (end is not None)
 
 
 @pytest.mark.parametrize(("end", "from_logits", "message"), [

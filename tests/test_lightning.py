@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 
 import numpy as np
@@ -28,6 +30,7 @@ import lightning
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from torchmetrics.regression import R2Score
 
@@ -154,6 +157,24 @@ class Ranked(Tagger):
         self.f1 = MulticlassAUROC(3)
 
 
+class Averaged(Tagger):
+    def __init__(self):
+        super().__init__()
+        self.of_training, self.of_validation = MeanMetric(), MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.of_training(loss)
+        self.log("train/loss", self.of_training)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        loss = cross_entropy(self(batch[0]), batch[1])
+        self.of_validation(loss, weight=len(batch[1]))
+        self.log("val/loss", self.of_validation)
+        return loss
+
+
 class Sometimes(Tagger):
     def training_step(self, batch, batch_idx):
         if batch_idx == 1:
@@ -233,6 +254,44 @@ def test_states_of_a_metric_may_take_their_shape_from_the_first_update(place):
     with torch.no_grad():
         outputs = experiment.served("model")(batch.inputs)
     assert found == pytest.approx(r2_score(batch.inputs, outputs), rel=1e-5)
+
+
+def test_a_metric_may_have_seen_the_loss_of_a_step(place):
+    """With its graph, of which no copy can be made; as "val/loss" it is what is judged by."""
+    experiment, batch = experiment_of(place, "Averaged"), events()
+    (update,) = experiment.updates(experiment.networks, batch)
+    copy.deepcopy(experiment.networks["model"])
+    assert experiment.means(update.sums)["train/loss"] == pytest.approx(update.loss.item())
+    update.loss.backward()
+    with torch.no_grad():
+        expected = cross_entropy(experiment.served("model").eval()(batch.inputs), batch.targets)
+    assert judged(experiment, batch) == {"loss": pytest.approx(expected.item(), rel=1e-5)}
+
+
+def test_the_check_goes_as_far_as_the_end_of_an_epoch(place, monkeypatch):
+    """Of training with its gradients, and of validation."""
+    kind, ends = type(experiment_of(place, "Averaged")), []
+    for name in ("means", "val_means"):
+        monkeypatch.setattr(kind, name, lambda _, sums, name=name: ends.append(name))
+    with_gradients = []
+    take = kind._take
+
+    def taken(self, step, *args):
+        with_gradients.append((step, torch.is_grad_enabled()))
+        return take(self, step, *args)
+
+    monkeypatch.setattr(kind, "_take", taken)
+    check(place.task("Averaged", loss="own"))
+    assert set(ends) == {"means", "val_means"}
+    assert with_gradients == [("validation_step", False), ("training_step", True)]
+
+
+def test_a_module_can_be_copied_and_pickled_with_what_stands_for_its_trainer(place):
+    trainer = experiment_of(place, "Annealed", epochs=4).trainer
+    for made in (copy.copy(trainer), copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        assert made.max_epochs == 4
+        with pytest.raises(N3LOError, match=r"asks for trainer\.global_step"):
+            made.global_step  # noqa: B018
 
 
 def test_a_module_knows_how_many_epochs_there_are(place):

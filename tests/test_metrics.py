@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import explained_variance_score, f1_score, r2_score
+from test_ensemble import finished
 from torch import nn
 from training_helpers import launch, make_task, write_h5, write_task
 
@@ -20,6 +21,7 @@ from apps.experiment import Supervised
 from apps.frameworks import vision
 from apps.history import stop_reason
 from apps.metrics import make_metric
+from apps.trained import load_trained
 from workflow import extras
 from workflow.fingerprint import fingerprint
 from workflow.study import load, metric_names
@@ -103,6 +105,30 @@ def test_states_may_take_their_form_from_the_targets(name):
     judge = {"R2Score": r2_score, "ExplainedVariance": explained_variance_score}[name]
     found = measured(outputs, targets, {"name": f"torchmetrics:{name}", "as": "found"})
     assert found["found"] == pytest.approx(judge(targets, outputs), rel=1e-5)
+
+
+def test_events_are_asked_for_once_and_only_where_something_is_measured():
+    asked = []
+    batch = Batch(torch.randn(5, 3), torch.randn(5, 3), 5, 5)
+    metrics = ["mse", "torchmetrics:R2Score", "torchmetrics:MeanSquaredError"]
+    experiment = Supervised(
+        nn.Identity(),
+        Training(loss="mse", metrics=metrics),
+        example=lambda: asked.append(1) or batch,
+    )
+    assert (experiment.measured[:2], asked) == (["loss", "mse"], [])
+    found = experiment.evaluate(batch)  # before there are sums
+    assert found.shape == experiment.no_sums().shape  # as of a rank that has no events
+    expected = r2_score(batch.targets, batch.inputs)
+    assert experiment.means(found)["r2_score"] == pytest.approx(expected, rel=1e-5)
+    assert len(asked) == 2  # once for each of torchmetrics
+
+
+def test_a_trained_network_is_used_without_the_data_of_its_training(tmp_path):
+    training = {"loss": "mse", "metrics": ["torchmetrics:R2Score"]}
+    task = make_task([tmp_path / "moved.h5"], training=training)
+    _, experiment = load_trained(finished(tmp_path / "t", task), torch.device("cpu"))
+    assert experiment.measured[-1] == "val_r2_score"
 
 
 def test_states_that_are_of_other_sizes_for_each_target_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from test_ensemble import finished, validation_events, weights_of
 from training_helpers import classes_h5, make_task, train_all, write_h5, write_task
 
 from apps import predict as program
+from apps.adversarial import Adversaries
 from apps.contract import N3LOError, TaskPaths, read_json
-from apps.predict import predict
-from workflow import cli
+from apps.predict import load, predict
+from workflow import cli, commands
 
 LINE = {"source": "torch.nn:Linear", "args": {"in_features": 3, "out_features": 1}}
 X = np.random.default_rng(8).normal(size=(53, 3)).astype(np.float32)
@@ -74,9 +76,11 @@ def test_the_validation_events_give_the_loss_that_the_training_found(trained):
     assert_allclose(accuracy, found["val_accuracy"])
 
 
-def test_weighted_events_give_the_loss_with_their_weights(trained):
+def test_weighted_events_give_the_loss_with_their_weights_as_stored(trained, events):
     found = read_json(TaskPaths(trained["weights"]).result)["metrics"]["val_loss"]
     given = predict(trained["weights"])
+    with h5py.File(events) as data:
+        assert_array_equal(given["weight"], data["number"][:][given["events"]].astype(np.float32))
     right = given["output"][np.arange(len(given["target"])), given["target"]]
     assert_allclose(np.average(-np.log(right), weights=given["weight"]), found, rtol=1e-5)
 
@@ -106,10 +110,20 @@ def test_files_without_targets_get_the_transforms_of_the_training(trained, new_h
     [step] = read_json(TaskPaths(trained["numbers"]).transforms)["x"]
     x = (X - np.array(step["shift"])) / np.array(step["width"])
     with h5py.File(out) as file:
-        assert list(file) == ["output"]
+        assert list(file) == ["files", "output"]
         expected = np.concatenate([linear_of(trained["numbers"], x)] * 2)
         assert_allclose(file["output"], expected, rtol=1e-4, atol=1e-5)
-        assert list(file.attrs["files"]) == [str(new_h5)] * 2
+        assert list(file["files"].asstr()) == [str(new_h5)] * 2
+
+
+def test_more_files_than_an_attribute_holds_are_named(trained, new_h5, tmp_path):
+    given = load(trained["numbers"], [new_h5])
+    many = [str(new_h5), *(f"/data/{number}.h5" for number in range(5000))]
+    events = (len(X), *[0] * 5000)
+    index = replace(given.index, files=tuple(many), file_events=events)
+    program.write(given._replace(index=index), tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert list(file["files"].asstr()) == many
 
 
 @pytest.mark.parametrize(
@@ -162,6 +176,59 @@ def test_several_outputs_have_a_name_or_a_number_each(tmp_path, events, new_h5, 
     assert_allclose(one, linear_of(folder, X)[:, 0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("form", "targets", "steps"),
+    [
+        ("one", "number", {"output": True}),
+        ("one", {"a": "number"}, {"output": False}),
+        ("table", {"a": "number"}, {"output_a": True, "output_b": False}),
+        ("table", ["number", "y"], {"output_a": False, "output_b": False}),
+        ("table", "number", {"output_a": False, "output_b": False}),
+        ("list", ["number"], {"output_0": True, "output_1": False}),
+        ("list", {"a": "number"}, {"output_0": False, "output_1": False}),
+        ("list", "number", {"output_0": False, "output_1": False}),
+    ],
+)
+def test_a_model_with_its_own_loss_may_give_outputs_of_another_form_than_the_targets(
+    tmp_path, events, new_h5, form, targets, steps
+):
+    scaled = "a" if isinstance(targets, dict) else "number"
+    transforms = {scaled: [{"name": "scale", "by": 0.1}]}
+    task = make_task(
+        [events],
+        model={"source": f"{__file__}:OwnLoss", "args": {"form": form}},
+        training={"loss": "own"},
+        data={"targets": targets, "transforms": transforms},
+    )
+    folder = finished(tmp_path / "t", task)
+    TaskPaths(folder).transforms.write_text(json.dumps(transforms))
+    assert run(folder, tmp_path / "out.h5", "--on", new_h5) == 0
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert {name: file[name].attrs["steps"] != "[]" for name in steps} == steps
+        network = torch.load(TaskPaths(folder).weights)["model"]
+        for name in steps:
+            expected = X @ network["weight"].numpy().T + network["bias"].numpy()
+            assert_allclose(file[name], expected, rtol=1e-4, atol=1e-6)
+    assert run(folder, tmp_path / "out.h5") == 0
+
+
+class Outputs(torch.nn.Linear):
+    def __init__(self, form: str) -> None:
+        super().__init__(3, 1)
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one = super().forward(x)
+        return {"one": one, "table": {"a": one, "b": one}, "list": (one, one)}[self.form]
+
+
+class OwnLoss(Adversaries):
+    turns = ("model",)
+
+    def __init__(self, form: str) -> None:
+        self.networks = {"model": Outputs(form)}
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -178,7 +245,21 @@ def test_events_that_the_network_does_not_take_are_told_with_their_shape(tmp_pat
     assert said.startswith("model 'Linear' fails: RuntimeError: mat1 and mat2 shapes cannot be")
     assert said.endswith("inputs are (B, 4)")
     assert "there is no 'x', only y" in refused(folder, write_h5(tmp_path / "y.h5", y=np.ones(3)))
-    assert "'none.h5' does not exist" in refused(folder, Path("none.h5"))
+    assert refused(folder, Path("none.h5")) == "--on: 'none.h5' does not exist"
+
+
+@pytest.mark.parametrize("inputs", ["(number, @file)", ["x", "@file"], {"at": "@file", "x": "x"}])
+def test_new_files_have_no_number_that_the_network_was_trained_with(tmp_path, events, inputs):
+    data = {"inputs": inputs, "file_numbers": [500.0, 1000.0]}
+    second = classes_h5(tmp_path / "b.h5")
+    folder = finished(tmp_path / "t", make_task([events, second], data=data))
+    assert refused(folder, events, second).startswith("--on: the network was trained with '@file'")
+
+
+def test_new_files_need_no_number_where_it_was_the_target(tmp_path, events, new_h5):
+    data = {"targets": "@file", "file_numbers": [0, 1]}
+    folder = finished(tmp_path / "t", make_task([events, classes_h5(tmp_path / "b.h5")], data=data))
+    assert predict(folder, [new_h5])["output"].shape == (53, 3)
 
 
 def test_networks_that_train_against_each_other_predict_nothing(tmp_path, events):
@@ -206,3 +287,14 @@ def test_the_command_takes_files_and_a_task():
     words = ["predict", "small.toml", "--trial", "t001", "--fold", "2", "--to", "out.h5"]
     given = cli._parser().parse_args([*words, "--on", "a.h5", "b.root"])
     assert (given.fold, given.on) == (2, [Path("a.h5"), Path("b.root")])
+
+
+def test_a_pattern_that_the_shell_left_is_expanded(tmp_path):
+    for name in ("new_2.h5", "new_1.h5", "old.h5"):
+        (tmp_path / name).touch()
+    found = [str(tmp_path / name) for name in ("new_1.h5", "new_2.h5", "old.h5")]
+    words = commands.file_words([f"{tmp_path}/new_*.h5", tmp_path / "old.h5"])
+    assert words == ["--on", *found]
+    assert commands.file_words([]) == []
+    with pytest.raises(N3LOError, match=r"^--on: no file matches '.*/none_\*\.h5'$"):
+        commands.file_words([tmp_path / "none_*.h5"])

@@ -56,6 +56,13 @@ def test_a_trial_is_the_study_with_values_replaced(study_path):
     assert file.study.model.args == {"width": 4}
 
 
+@pytest.mark.parametrize("name", ["my arg", "größe", "a'b"])
+def test_an_argument_of_any_name_can_be_searched(edit, name):
+    edit("args = { width = 4 }", f'args = {{ "{name}" = 4 }}')
+    path = edit('"model.args.width" =', f'"model.args.{name}" =')
+    assert load(path).at({f"model.args.{name}": 7}).model.args == {name: 7}
+
+
 def test_a_part_of_a_default_table_can_be_searched_though_the_file_does_not_name_it(edit):
     path = edit('optimizer = { name = "sgd", lr = 0.1 }\n', "")
     assert load(path).at({"training.optimizer.lr": 0.5}).training.optimizer == {

@@ -244,6 +244,23 @@ def test_a_value_that_is_ignored_in_no_row_is_told(jets, per, ignore, warnings):
 
 
 @pytest.mark.parametrize(
+    ("field", "per", "blocks"),
+    [("x", "feature", 1), ("x", "cell", 0), ("x", "all", 0), ("x[:, 0]", "feature", 0)],
+)
+def test_data_are_read_for_ignored_values_only_until_a_row_is_found(
+    jets, field, per, blocks, monkeypatch
+):
+    steps = [{"name": "normalise", "per": per, "ignore": 0}]
+    task = task_of(jets, steps, field, inputs=field, block_events=8)
+    _, index, fold_of_event = given(task)
+    read = []
+    gather = Reader.gather
+    monkeypatch.setattr(Reader, "gather", lambda *each: read.append(each) or gather(*each))
+    assert list(idle_ignores(index, trains(fold_of_event, 0))) == []
+    assert len(read) == blocks
+
+
+@pytest.mark.parametrize(
     ("settings", "expected"),
     [({"by": 0}, [1, 0, 0, 0, -9]), ({"by": 2.5, "value": -9}, [1, np.nan, np.inf, -np.inf, 2.5])],
 )

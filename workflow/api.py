@@ -25,7 +25,7 @@ from sites import get
 from sites.base import Site
 from sites.settings import user_folder
 from workflow import commands, console, init, look, process, runfolder, schema, session, toml, whole
-from workflow.arguments import Pair, Trial, Trials, Whole, checked
+from workflow.arguments import Files, Pair, Several, Trial, Trials, Whole, checked
 from workflow.ledger import Ledger
 from workflow.study import BUDGET, load, parse
 from workflow.view import View
@@ -127,15 +127,16 @@ class Study:
 
         A part that has dots is in quotes: 'search.space."training.optimizer.lr".high'. A whole
         section, {"training": {"epochs": 3}}, replaces the keys that it names; a table further in
-        is replaced whole. A run keeps what it began with, but for its search: other changes need
-        another "name".
+        is replaced whole. None leaves out what the file says, for the default. A run keeps what it
+        began with, but for its search: other changes need another "name".
 
         Raises:
             N3LOError: a value is wrong; then all stays as it was.
         """
-        changed = {**self.values, **{name: _as_read(name, each) for name, each in values.items()}}
-        self.file = load(self.path, changed)
-        self.values = changed
+        new = {name: _as_read(name, each) for name, each in values.items()}
+        kept = {name: each for name, each in self.values.items() if name not in new}
+        self.file = load(self.path, {**kept, **new})  # the last to be set is the last to be put
+        self.values = dict(self.file.replaced)
 
     def __repr__(self) -> str:
         changed = f", {self.values}" if self.values else ""
@@ -341,7 +342,7 @@ class Study:
             exports.export(view.ledger, view.file, target, tracker, table)
 
     @checked
-    def ensemble(self, best: Whole = 5, to: str | Path | None = None) -> None:
+    def ensemble(self, best: Several = 5, to: str | Path | None = None) -> None:
         """Average what the best trials give, and print what that gains."""
         with _in_lines(self.runs):
             commands.ensemble(self.view, best, _path(to))
@@ -361,23 +362,23 @@ class Study:
     def predict(
         self,
         to: str | Path,
-        on: Sequence[str | Path] = (),
+        on: Files = (),
         trial: Trial | None = None,
         fold: Whole = 0,
     ) -> None:
         """Write what a trained network, of the best trial by default, gives for events, as HDF5.
 
         Args:
-            on: files, whose events need have no targets; none = the validation events of the fold.
+            on: files, or patterns such as "new_*.h5", whose events need have no targets; none = the
+                validation events of the fold.
         """
-        words = commands.file_words([Path(each).expanduser() for each in on])
-        self._use("predict", to, (trial, fold), words)
+        self._use("predict", to, (trial, fold), commands.file_words(on))
 
     @checked
     def generate(
         self,
         to: str | Path,
-        events: Whole = 1000,
+        events: Several = 1000,
         *,
         energy: Pair = (10.0, 100.0),
         like: str | Path | None = None,
@@ -403,12 +404,18 @@ class Study:
 
 
 def _as_read(name: str, value: Plain) -> Plain:
-    """A value as it would be read from the study file: plain, and None alone for what is left out.
+    """A value as it would be read from the study file: plain.
+
+    None stays for what is left out: a value, or one of a section that is given as a table.
 
     Raises:
         N3LOError: TOML, or a study, has no such value.
     """
-    return None if value is None else tomllib.loads(f"_ = {toml.value(value, name)}")["_"]
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and "." not in name:
+        return {key: _as_read(f"{name}.{toml.key(key)}", each) for key, each in value.items()}
+    return tomllib.loads(f"_ = {toml.value(value, name)}")["_"]
 
 
 def _path(given: str | Path | None) -> Path | None:

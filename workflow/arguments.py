@@ -7,6 +7,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -39,16 +40,28 @@ def _each(given: Any) -> Any:
     return [given] if is_one else list(given)
 
 
+def _pair(given: Any) -> Any:
+    """
+    Raises:
+        ValueError: it is not two numbers.
+    """
+    pair = [] if isinstance(given, str) or not hasattr(given, "__iter__") else list(given)
+    pair = [toml.plain(each) for each in pair]
+    if len(pair) != 2 or not all(isinstance(each, int | float) for each in pair):
+        raise ValueError("a pair of numbers")
+    return tuple(pair)
+
+
 Whole: TypeAlias = Annotated[int, BeforeValidator(toml.plain), Field(ge=0)]
+Several: TypeAlias = Annotated[int, BeforeValidator(toml.plain), Field(ge=1)]
 Trial: TypeAlias = Annotated[int, BeforeValidator(trial_number), Field(ge=0)]
 Trials: TypeAlias = Annotated[Sequence[Trial], BeforeValidator(_each)]
-Pair: TypeAlias = Annotated[tuple[float, float], Field(strict=False)]
+Files: TypeAlias = Annotated[Sequence[str | Path], BeforeValidator(_each)]
+Pair: TypeAlias = Annotated[tuple[float, float], BeforeValidator(_pair)]
 
-_A_PAIR = "a pair of numbers"
 _WANTED = {
     **{"int_type": "a whole number", "float_type": "a number", "string_type": "a text"},
     **{"dict_type": "a dict", "is_instance_of": "a {class}"},
-    **{"tuple_type": _A_PAIR, "too_long": _A_PAIR, "missing": _A_PAIR},
     **{"greater_than_equal": "at least {ge}", "value_error": "{error}"},
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from apps.contract import N3LOError
 from workflow import compare as comparing
-from workflow import console, extras, session, trained, whole
+from workflow import console, datafiles, extras, session, trained, whole
 from workflow import report as reporting
 from workflow.view import View
 
@@ -150,8 +150,16 @@ def network_words(network: str | None) -> list[str]:
 
 
 def file_words(on: Sequence[str | Path]) -> list[str]:
-    """For `apps.predict`: files of events; none = those that validate."""
-    return ["--on", *map(str, on)] if on else []
+    """For `apps.predict`: files of events, or patterns; none = those that validate.
+
+    Raises:
+        N3LOError: a pattern matches none.
+    """
+    try:
+        files = datafiles.found([Path(each) for each in on])
+    except N3LOError as error:
+        raise N3LOError(f"--on: {error}") from error
+    return ["--on", *map(str, files)] if files else []
 
 
 def shower_words(events: int, energy: Sequence[float], like: Path | None, seed: int) -> list[str]:

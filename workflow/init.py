@@ -331,6 +331,8 @@ def _said(
         place, _, name = study.model.source.rpartition(":")
         others = [f"{place}:{each}" for each in found["others"]]
         yield f"of several models {name} was taken; there is also {', '.join(others)}"
+    if found["left_out"]:
+        yield f"left out of {study.data.files[0]}: {found['left_out']}"
     for warning in checked["warnings"]:
         yield f"warning: {warning}"
     yield f"written: {to}"

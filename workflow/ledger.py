@@ -524,8 +524,17 @@ class Ledger:
 
         Args:
             trial, fold: of these alone; a trial as 3 or "t003".
+
+        Raises:
+            N3LOError: there is no such trial or fold.
         """
         self._require()
+        if trial is not None:
+            self.require_trial(trial)
+        folds = {part for state in self.trials_by_number.values() for part in state.tasks}
+        if fold is not None and fold not in folds:
+            there = f"0 to {max(folds)}" if folds else "none"
+            raise N3LOError(f"fold {fold}: there is no such fold in {self.folder}: {there}")
         return tables.histories(
             {
                 (number, part): self.files_of(number, part).history
@@ -534,6 +543,16 @@ class Ledger:
                 if trial in (None, number) and fold in (None, part)
             }
         )
+
+    def require_trial(self, number: int) -> None:
+        """
+        Raises:
+            N3LOError: there is no such trial.
+        """
+        if number not in self.trials_by_number:
+            known = len(self.trials_by_number)
+            there = f"t000 to t{known - 1:03d}" if known else "none"
+            raise N3LOError(f"t{number:03d}: there is no such trial in {self.folder}: {there}")
 
     def files_of(self, trial: int, fold: int) -> TaskPaths:
         """The files of a task, wherever they are: those of another study if it was cached."""

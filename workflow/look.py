@@ -227,10 +227,7 @@ def trial_facts(ledger: Ledger, number: int) -> dict[str, Any]:
     Raises:
         N3LOError: there is no such trial.
     """
-    if number not in ledger.trials_by_number:
-        known = len(ledger.trials_by_number)
-        there = f"t000 to t{known - 1:03d}" if known else "none"
-        raise N3LOError(f"t{number:03d}: there is no such trial in {ledger.folder}: {there}")
+    ledger.require_trial(number)
     trial = ledger.trials_by_number[number]
     trials, tasks = ledger.trials(), ledger.tasks()
     [row] = _records(trials[trials["trial"] == number][["status", "score", "spread"]])

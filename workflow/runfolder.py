@@ -42,12 +42,12 @@ def opened(folder: Path, file: StudyFile) -> Iterator[None]:
         N3LOError: another study's folder, or another driver is at work in it.
     """
     check(folder, file)
-    copy = folder / FIRST
+    first, copy = folder / FIRST, file.copy  # which may fail, before there is a folder
     with taken(folder):
-        if not copy.exists():
-            write_text(copy, file.copy)
-        elif _latest(folder).read_text(encoding="utf-8") != file.copy:
-            write_text(folder / LATEST, file.copy)
+        if not first.exists():
+            write_text(first, copy)
+        elif _latest(folder).read_text(encoding="utf-8") != copy:
+            write_text(folder / LATEST, copy)
         yield
 
 

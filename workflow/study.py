@@ -91,6 +91,10 @@ SEVERAL_OBJECTIVES = ("multi", "optuna")  # methods that look for a Pareto front
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a study, which names a folder
 
+# A key of TOML, such as a."b.c".'d e', and a part of it.
+PART = r"""[\w-]+|"(?:[^"\\]|\\.)+"|'[^']+'"""
+KEY = rf"[ \t]*(?:{PART})(?:[ \t]*\.[ \t]*(?:{PART}))*[ \t]*"
+
 # What a further objective may be besides a metric: numbers of each training's result.
 RESULT_FACTS = ("num_parameters", "seconds", "samples_per_second", "inference_us")
 
@@ -257,7 +261,10 @@ class StudyFile:
         beyond = {name: value for name, value in self.replaced.items() if name not in BUDGET}
         if not beyond:
             return self.text
-        said = ", ".join(f"{name} = {toml.value(value, name)}" for name, value in beyond.items())
+        said = ", ".join(
+            f"{name} left out" if value is None else f"{name} = {toml.value(value, name)}"
+            for name, value in beyond.items()
+        )
         return f"# {self.path.name} with {said}\n{toml.text(self.content)}"
 
     @cached_property
@@ -289,21 +296,47 @@ class StudyFile:
         Raises:
             N3LOError: the study is not valid there.
         """
-        return _validate(self._with(point), self.path, self.text)
+        keys = {tuple(path.split(".")): value for path, value in point.items()}
+        return _validate(self._with(keys), self.path, self.text)
 
-    def _with(self, values: Mapping[str, Plain]) -> dict[str, Any]:
-        """A copy of the content with the values at these dotted paths.
+    def replacing(self, overrides: Mapping[str, Plain]) -> StudyFile:
+        """This file with values in place of those that it has; see `load`.
 
         Raises:
-            N3LOError: a path leads into a value that is no table.
+            N3LOError: a path or a value is wrong.
+        """
+        values: dict[tuple[str, ...], Plain] = {}
+        for path, value in overrides.items():
+            key = _split(path)
+            if not key:
+                raise N3LOError(
+                    f"{self.path}: {path!r} is no path of a value; write one as in "
+                    "'training.epochs', with quotes around a part that has dots or blanks"
+                )
+            is_section = len(key) == 1 and isinstance(getattr(self.study, key[0], None), Section)
+            parts = {key: value}
+            if is_section and isinstance(value, dict):
+                parts = {(*key, name): part for name, part in value.items()}
+            for each in parts:
+                values.pop(each, None)  # the last to be set is the last to be put
+            values |= parts
+        content = self._with(values)
+        replaced = {".".join(map(toml.key, key)): value for key, value in values.items()}
+        study = _validate(content, self.path, self.text)
+        return StudyFile(self.path, self.text, content, study, replaced)
+
+    def _with(self, values: Mapping[tuple[str, ...], Plain]) -> dict[str, Any]:
+        """A copy of the content with the values at these keys.
+
+        Raises:
+            N3LOError: a key leads into a value that is no table.
         """
         content = copy.deepcopy(self.content)
-        for path, value in values.items():
-            key = _split(path) or (path,)
+        for key, value in values.items():
             try:
                 _put(content, self.study, key, value)
             except ValueError as error:
-                raise N3LOError(f"{self.where(*key)}{path}: {error}") from None
+                raise N3LOError(f"{self.where(*key)}{_dotted(key)}: {error}") from None
         return content
 
     def data_files(self, fetched: Path | None = None) -> list[Path]:
@@ -398,7 +431,8 @@ def load(path: Path, overrides: Mapping[str, Plain] | None = None) -> StudyFile:
     Args:
         path: the TOML file.
         overrides: dotted path -> value, in place of what the file says. A part that has dots is
-            in quotes, as in TOML; a whole section replaces those of its keys that it names.
+            in quotes, as in TOML; a whole section replaces those of its keys that it names. None
+            leaves out what the file says: the default is back.
 
     Raises:
         N3LOError: the file or a value in it is wrong; one line.
@@ -428,8 +462,7 @@ def parse(text: str, path: Path, overrides: Mapping[str, Plain] | None = None) -
         raise N3LOError(f"{path}: not valid TOML: {error}") from None
     file = StudyFile(path, text, content, _validate(content, path, text))
     if overrides:
-        content = file._with(overrides)
-        file = StudyFile(path, text, content, _validate(content, path, text), overrides)
+        file = file.replacing(overrides)
     for dotted in file.study.search.space:
         _check_path(file, dotted)
     _check_space(file)
@@ -440,30 +473,32 @@ def parse(text: str, path: Path, overrides: Mapping[str, Plain] | None = None) -
 
 
 def _put(table: dict[str, Any], known: Any, key: Sequence[str], value: Plain) -> None:
-    """Put a value at a key of nested tables.
+    """Put a value at a key of nested tables; None takes away what is there.
 
     Args:
         table: as written, without defaults.
         known: the same as the study has it: a section, or a table.
 
     Raises:
-        ValueError: there is a value on the way that is no table.
+        ValueError: there is a value on the way that is no table, or nothing can be there.
     """
     name, *further = key
     inner = known.get(name) if isinstance(known, dict) else getattr(known, name, None)
-    if not further and not (isinstance(known, Study) and isinstance(inner, Section)):
-        table[name] = value
-        return
-    default = copy.deepcopy(inner) if isinstance(inner, dict) else {}  # as of the optimizer
-    below = table.setdefault(name, default)
-    if not isinstance(below, dict):
-        raise ValueError(f"'{name}' is {below!r}, which is replaced whole")
-    if further:
+    if value is None and name not in table:
+        if isinstance(known, Section) and not hasattr(known, name):
+            raise ValueError(f"there is no '{name}' to leave out")
+    elif further:
+        default = copy.deepcopy(inner) if isinstance(inner, dict) else {}  # as of the optimizer
+        below = table.setdefault(name, default)
+        if not isinstance(below, dict):
+            raise ValueError(f"'{name}' is {below!r}, which is replaced whole")
         _put(below, inner, further, value)
-    elif isinstance(value, dict):
-        below |= value
-    else:
+    elif value is None:
+        del table[name]
+    elif isinstance(known, Study) and isinstance(inner, Section):
         raise ValueError(f"{value!r} is not a table")
+    else:
+        table[name] = value
 
 
 def _similar_file(path: Path) -> str:
@@ -680,8 +715,8 @@ def _where(path: Path, text: str, key: tuple[str, ...]) -> str:
     section: tuple[str, ...] = ()
     best = -1
     for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line)
-        assigned = re.match(r'\s*("[^"]+"|[A-Za-z0-9_.-]+)\s*=', line)
+        header = re.match(rf"\s*\[({KEY})\]\s*(#.*)?$", line)
+        assigned = re.match(rf"({KEY})=", line)
         if header:
             here = section = _split(header[1])
         elif assigned:
@@ -694,6 +729,11 @@ def _where(path: Path, text: str, key: tuple[str, ...]) -> str:
 
 
 def _split(key: str) -> tuple[str, ...]:
-    """A TOML key's parts: a."b.c" -> ("a", "b.c")."""
-    parts = re.findall(r'"([^"]+)"|([^".\s]+)', key)
-    return tuple(quoted or bare for quoted, bare in parts)
+    """A TOML key's parts: a."b.c" -> ("a", "b.c"); none of what is no key."""
+    if re.fullmatch(KEY, key) is None:
+        return ()
+    texts = [part if part[0] in "\"'" else f'"{part}"' for part in re.findall(PART, key)]
+    try:
+        return tuple(tomllib.loads(f"_ = [{', '.join(texts)}]")["_"])
+    except tomllib.TOMLDecodeError:  # an escape that is none
+        return ()

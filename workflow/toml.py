@@ -48,7 +48,13 @@ def plain(of: Any) -> Any:
 
 
 def key(name: str) -> str:
-    """Bare where it may be."""
+    """Bare where it may be.
+
+    Raises:
+        N3LOError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise N3LOError(f"{name!r} names no value of a study: write a text")
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else value(name)
 
 

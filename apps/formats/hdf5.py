@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from apps.contract import N3LOError
 from apps.formats.source import Source
-from apps.rows import Axes, Rows
+from apps.rows import Axes, Jagged, Rows
 
 
 class Hdf5(Source):
@@ -62,19 +64,44 @@ class Hdf5(Source):
         columns = item.dtype.names if isinstance(item, h5py.Dataset) else None
         return sorted(columns) if columns else None
 
-    def remedy(self) -> str:
+    @property
+    def num_events(self) -> int:
+        """Also where there are frames alone, of which fields can be named."""
+        if found := super().num_events:
+            return found
+        lengths = (len(rows) for _, rows in super().usable() if not isinstance(rows, N3LOError))
+        return max(lengths, default=0)
+
+    def usable(self) -> Iterator[tuple[str, Rows | Jagged | N3LOError]]:
+        """Without what lies in frames, whose arrays are named after the layout of PyTables."""
+        frames = tuple(f"{frame}/" for frame in self.frames)
+        yield from (each for each in super().usable() if not each[0].startswith(frames))
+        for frame in self.frames:
+            reason = f"'{frame}' is a frame{self._as_parquet(frame)}"
+            yield frame, N3LOError(f"{self.filename}: {reason}")
+
+    @cached_property
+    def frames(self) -> list[str]:
+        """The groups that pandas wrote."""
         frames: list[str] = []
 
         def visit(name: str, item: Any) -> None:
-            if "pandas_type" in item.attrs:
+            is_inside = frames and name.startswith(f"{frames[-1]}/")
+            if "pandas_type" in item.attrs and not is_inside:
                 frames.append(name)
 
         self.file.visititems(visit)
-        if not frames:
+        return frames
+
+    def remedy(self) -> str:
+        if not self.frames:
             return ""
-        key = f", '{frames[0]}'" if len(frames) > 1 else ""
+        return f"it holds frames{self._as_parquet(self.frames[0])}"
+
+    def _as_parquet(self, frame: str) -> str:
+        key = f", '{frame}'" if len(self.frames) > 1 else ""
         return (
-            "it holds frames as pandas' to_hdf writes them: write them as Parquet, "
+            " as pandas' to_hdf writes them: write them as Parquet, "
             f"pandas.read_hdf('{Path(self.filename).name}'{key}).to_parquet('frame.parquet')"
         )
 

@@ -42,9 +42,11 @@ class Root(Source):
 
     @property
     def num_events(self) -> int:
-        """Of the tree with the most branches."""
+        """Of the tree of the array that counts; else of that with the most branches."""
+        counted = self._find(self._counted) if self._counted is not None else None
         largest = max(self._trees, key=lambda name: len(self._leaves[name]), default=None)
-        return 0 if largest is None else int(self._trees[largest].num_entries)
+        tree = largest if counted is None else counted[0]
+        return 0 if tree is None else int(self._trees[tree].num_entries)
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ class Source(ABC):
         self.compressed: Sequence[str] = ()  # arrays that are unpacked whole to read a part
         self.trees: Sequence[str] = ()  # of ROOT
         self.number: np.generic = np.int64(0)  # what the field "@file" is for its events
+        self._counted: str | None = None  # the array that says how many events there are
 
     def __enter__(self) -> Source:
         return self
@@ -50,9 +51,21 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def count_by(self, datasets: Iterable[str]) -> None:
+        """Let "@file" be as long as the fields that it is read with: a file may hold other arrays.
+
+        Args:
+            datasets: of the fields, of which the first array counts.
+        """
+        expanded = [self.expand(each) for each in datasets]
+        names = [name for each in expanded for name in stacked_names(each) or [each]]
+        self._counted = next(filter(self.has, names), self._counted)
+
     @property
     def num_events(self) -> int:
-        """The length of most arrays."""
+        """The length of the array that counts; else that of most arrays."""
+        if self._counted is not None:
+            return len(self.rows(self._counted))
         lengths = [len(rows) for _, rows in self.usable() if not isinstance(rows, N3LOError)]
         return max(lengths, key=lengths.count, default=0)
 

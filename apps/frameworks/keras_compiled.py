@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,9 +16,16 @@ from apps.contract import OWN_LOSS, Plain, Training
 PROBABILITY_SUM = 1e-3  # how near to 1 the sum of a softmax is
 SAME = 1e-6  # relative: Keras keeps its settings in float32
 
+# Settings of optimizers, by their names in Keras; `rho` of RMSprop is `alpha`.
+_TORCH_NAMES = {
+    **{"learning_rate": "lr", "epsilon": "eps", "beta_2_decay": "beta2_decay"},
+    **{"clip_threshold": "d", "rho": "rho"},
+    **{key: key for key in ("momentum", "nesterov", "weight_decay", "amsgrad", "centered")},
+    "initial_accumulator_value": "initial_accumulator_value",
+}
+_KERAS_NAMES = {"alpha": "rho", **{torchs: name for name, torchs in _TORCH_NAMES.items()}}
 # Optimizers of Keras that torch has under the same name.
 _SHARED = ("adam", "adamw", "sgd", "rmsprop", "nadam", "adamax", "adagrad", "adadelta", "adafactor")
-_SHARED_SETTINGS = ("momentum", "nesterov", "weight_decay")
 
 _LAST_LAYERS = {
     "categoricalcrossentropy": "softmax",
@@ -34,43 +42,64 @@ _LAST_LAYERS = {
 def torch_optimizer(model: keras.Model) -> dict[str, Plain] | None:
     """`training.optimizer` like that of `compile`; None where torch has none, or none was chosen.
 
-    Of a schedule its first rate is taken, if it has one.
+    It has its rate, of a schedule the first, and all else that torch has by default otherwise.
     """
-    name, changed = type(model.optimizer).__name__.lower(), _changed(model.optimizer)
-    if name not in _SHARED or (name == "rmsprop" and not changed):
+    optimizer = model.optimizer
+    name = _name_in_torch(optimizer)
+    if name not in _SHARED or (name == "rmsprop" and not _changed(optimizer)):
         return None
-    rate = _config(model.optimizer)["learning_rate"]
-    if isinstance(rate, Mapping):
-        rate = rate["config"].get("initial_learning_rate", 1e-3)
-    shared = {"lr": rate, **{key: changed[key] for key in _SHARED_SETTINGS if key in changed}}
-    return {"name": name, **{key: _rounded(each) for key, each in shared.items()}}
+    usual = _usual_of_torch(name)
+    settings = {
+        key: value
+        for key, value in _in_words_of_torch(name, _config(optimizer)).items()
+        if key == "lr" or (key in usual and not _is_same(value, usual[key]))
+    }
+    return {"name": name, **{key: _rounded(each) for key, each in settings.items()}}
 
 
 def of_optimizer(model: keras.Model, training: Training) -> Iterator[str]:
     """A warning, where `compile` says of the optimizer what the study does not."""
     optimizer = model.optimizer
+    if optimizer is None:
+        return
     compiled, used = type(optimizer).__name__, training.optimizer_of("model")
-    here = _in_words_of_keras(training)
-    lost = {
-        key: value
-        for key, value in _changed(optimizer).items()
-        if isinstance(value, Mapping) or not _is_same(value, here.get(key))
-    }
-    is_another = compiled.lower() not in ("nonetype", str(used["name"]).lower())
-    if not lost and (not is_another or compiled == "RMSprop"):  # which is the default of compile
+    changed, name = _changed(optimizer), str(used["name"]).lower()
+    is_another = _name_in_torch(optimizer) != name
+    if is_another and compiled == "RMSprop" and not changed:  # which is the default of compile
+        return
+    lost = changed if is_another else _lost(optimizer, changed, training)
+    if not lost and not is_another:
         return
     shown = ", ".join(f"{key}={_shown(value)}" for key, value in lost.items())
+    is_adamw = is_another and compiled.lower() == name
+    as_adamw = "; in torch its weight_decay is that of 'adamw'" if is_adamw else ""
     of_study = ", ".join(f"{key} = {value!r}" for key, value in used.items())
     yield (
         f"the model is compiled with the optimizer {compiled}({shown}), which is not used: "
-        f"training.optimizer is ({of_study}){_places(lost)}"
+        f"training.optimizer is ({of_study}){_places(lost)}{as_adamw}"
     )
+
+
+def _lost(optimizer: Any, changed: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    """What is otherwise in the study: settings of the user's, and defaults that nobody wrote."""
+    used = training.optimizer_of("model")
+    said = {
+        **_in_words_of_keras(used),
+        "global_clipnorm": training.clip_norm,
+        "gradient_accumulation_steps": training.accumulate,
+    }
+    usual = _in_words_of_keras(_usual_of_torch(str(used["name"]).lower()))
+    tacit = usual.keys() - said.keys() - {"epsilon"}  # of which both are as good as 0
+    here = {**usual, **said}
+    return {
+        key: value
+        for key, value in _config(optimizer).items()
+        if key in changed.keys() | tacit and not _is_same(value, here.get(key))
+    }
 
 
 def _changed(optimizer: Any) -> dict[str, Any]:
     """The settings that are not the defaults of its class."""
-    if optimizer is None:
-        return {}
     try:
         with keras.device("cpu"):
             usual = _config(type(optimizer)())
@@ -90,24 +119,61 @@ def _config(optimizer: Any) -> dict[str, Any]:
     return config
 
 
-def _in_words_of_keras(training: Training) -> dict[str, Any]:
-    optimizer = training.optimizer_of("model")
-    betas: Any = optimizer.get("betas", (None, None))
-    return {
-        **{key: optimizer.get(key) for key in ("momentum", "nesterov", "weight_decay", "amsgrad")},
-        "learning_rate": optimizer.get("lr"),
-        "beta_1": betas[0],
-        "beta_2": betas[1],
-        "epsilon": optimizer.get("eps"),
-        "rho": optimizer.get("alpha"),
-        "global_clipnorm": training.clip_norm,
-        "gradient_accumulation_steps": training.accumulate,
-    }
+def _name_in_torch(optimizer: Any) -> str:
+    """Weights of Keras decay beside the gradient, which is AdamW in torch."""
+    name = type(optimizer).__name__.lower()
+    return "adamw" if name == "adam" and optimizer.weight_decay else name
+
+
+def _usual_of_torch(name: str) -> dict[str, Any]:
+    """What torch has by default; empty of an optimizer that is not of torch."""
+    kinds = {each.__name__.lower(): each for each in vars(torch.optim).values() if _is_kind(each)}
+    if name not in kinds:
+        return {}
+    arguments = inspect.signature(kinds[name]).parameters.values()
+    return {each.name: each.default for each in arguments if each.name != "params"}
+
+
+def _is_kind(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+
+
+def _in_words_of_torch(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {_TORCH_NAMES[key]: value for key, value in config.items() if key in _TORCH_NAMES}
+    if isinstance(found["lr"], Mapping):
+        found["lr"] = _first_rate(found["lr"]["config"])
+    if "beta_2" in config:
+        found["betas"] = [config["beta_1"], config["beta_2"]]
+    if name == "rmsprop":
+        found["alpha"] = found.pop("rho")
+    if name == "nadam":
+        found["momentum_decay"] = 1.0  # Keras takes 0.96 to the power of the step alone
+        found["decoupled_weight_decay"] = bool(found["weight_decay"])
+    if name == "adafactor":
+        found["eps"] = [config["epsilon_1"], config["epsilon_2"]]
+    return found
+
+
+def _first_rate(schedule: Mapping[str, Any]) -> float:
+    """Of a schedule's config; after a warm-up, which may begin at 0."""
+    values = schedule.get("values") or [1e-3]
+    rate: float = schedule.get("warmup_target") or schedule.get("initial_learning_rate", values[0])
+    return rate
+
+
+def _in_words_of_keras(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = {_KERAS_NAMES[key]: value for key, value in settings.items() if key in _KERAS_NAMES}
+    if "betas" in settings:
+        found["beta_1"], found["beta_2"] = settings["betas"]
+    return found
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    both = isinstance(one, int | float) and isinstance(other, int | float)
-    return bool(np.isclose(one, other, rtol=SAME, atol=0)) if both else one == other
+    one, other = ([0 if each is None else each] for each in (one, other))
+    try:
+        return bool(np.allclose(one, other, rtol=SAME, atol=0))
+    except (TypeError, ValueError):  # no numbers
+        return one == other
 
 
 def _shown(value: Any) -> str:
@@ -117,6 +183,8 @@ def _shown(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
@@ -145,7 +213,7 @@ def of_losses(model: keras.Model, outputs: Any) -> Iterator[str]:
         if layer is None:
             continue
         takes_logits = is_object and bool(loss.get_config().get("from_logits"))
-        if takes_logits and _are_probabilities(output, layer):
+        if takes_logits and _are_probabilities(output, layer) and layer in _ends_of(model):
             yield (
                 f"compile: {name} takes logits (from_logits=True), and the model gives numbers "
                 f"from 0 to 1; leave out its last {layer}, or from_logits"
@@ -176,14 +244,33 @@ def _are_probabilities(outputs: torch.Tensor, layer: str) -> bool:
     return layer == "sigmoid" or bool(((sums - 1).abs() < PROBABILITY_SUM).all())
 
 
-def of_probabilities(outputs: Any, loss: str) -> Iterator[str]:
+def _ends_of(model: keras.Model) -> set[str]:
+    """The last activations; where its graph is not known, those of all layers.
+
+    Numbers alone do not tell probabilities: logits of a new model may all be from 0 to 1.
+    """
+    try:
+        ends = [each._keras_history.operation for each in model.outputs]
+    except AttributeError:  # no functional model
+        ends = list(model._flatten_layers(include_self=False))
+    found = set()
+    for end in ends:
+        if isinstance(end, keras.Model):
+            found |= _ends_of(end)
+        else:
+            kind = type(end).__name__
+            found.add(getattr(getattr(end, "activation", None), "__name__", kind).lower())
+    return found
+
+
+def of_probabilities(model: keras.Model, outputs: Any, loss: str) -> Iterator[str]:
     """Models of Keras often end in a softmax or sigmoid, which torch has in its losses."""
     layers = {"cross_entropy": "softmax"}
     layers |= dict.fromkeys(("bce", "binary_cross_entropy_with_logits"), "sigmoid")
     layer = layers.get(loss) if isinstance(loss, str) else None
     if layer is None or not isinstance(outputs, torch.Tensor):
         return
-    if _are_probabilities(outputs, layer):
+    if _are_probabilities(outputs, layer) and layer in _ends_of(model):
         yield (
             f"training.loss: '{loss}' takes logits, and the model gives numbers from 0 to 1; leave "
             f"out its last {layer}, or compile it with the loss of Keras and set loss = "

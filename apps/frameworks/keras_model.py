@@ -161,7 +161,8 @@ class KerasSupervised(_OfKeras, Supervised):
         with torch.no_grad():
             self.networks["model"].eval()
             outputs = self.forward(self.networks["model"], batch.inputs)
-        return list(keras_compiled.of_probabilities(outputs, self._training.loss))
+        model = self.networks["model"].model
+        return list(keras_compiled.of_probabilities(model, outputs, self._training.loss))
 
 
 class KerasCompiled(_OfKeras):
@@ -174,11 +175,15 @@ class KerasCompiled(_OfKeras):
     def __init__(self, network: KerasNetwork, training: Training, batch: Batch) -> None:
         super().__init__({"model": network}, training)
         self._model = network.model
-        with torch.no_grad():
-            outputs = self.forward(network.eval(), batch.inputs)
-            self._size = len(self._measure(outputs, batch)[1])  # which builds the metrics
-            returned = self._take(outputs, batch)[1]
-        found = self._results()
+        try:
+            with torch.no_grad():
+                outputs = self.forward(network.eval(), batch.inputs)
+                self._size = len(self._measure(outputs, batch)[1])  # which builds the metrics
+                returned = self._take(outputs, batch)[1]
+            found = self._results()
+        except ValueError:
+            _check_updated(self._model)
+            raise
         for name, value in found.items():
             if value.numel() != 1:
                 raise N3LOError(f"the model is compiled with '{name}', which is not one number")
@@ -218,13 +223,16 @@ class KerasCompiled(_OfKeras):
     def inspect(self, batch: Batch) -> list[str]:
         network = self.networks["model"].eval()
         with torch.no_grad():
+            again = self._measure(self.forward(network, batch.inputs), batch)[0].item()
             outputs = self.forward(network, batch.inputs)
             loss = self._measure(outputs, batch)[0].item()
         mean = self._of_halves(batch)
+        # Nothing is known of a model that draws at random here too, as a VAE does.
+        is_fixed = np.array_equal(loss, again, equal_nan=True) and not _is_masked(outputs)
         return [
             *keras_compiled.of_optimizer(self._model, self._training),
             *keras_compiled.of_losses(self._model, outputs),
-            *(() if _is_masked(outputs) else _of_mean(loss, mean, batch.num_events)),
+            *(_of_mean(loss, mean, batch.num_events) if is_fixed else ()),
         ]
 
     def _of_halves(self, batch: Batch) -> float:
@@ -233,19 +241,21 @@ class KerasCompiled(_OfKeras):
         Raises:
             N3LOError: a metric of both, by Keras, does not follow from the sums of each.
         """
-        network, model = self.networks["model"], self._model
+        first, second = batch.cut(2)
         with torch.no_grad():
-            halves = [(self.forward(network, half.inputs), half) for half in batch.cut(2)]
-            found = self.means(sum(self._measure(*half)[1] for half in halves))
-            model.reset_metrics()
-            for half in halves:
-                self._take(*half)
-            expected = self._results()
+            of_first = self.evaluate(first)
+            # The model holds the losses of its layers for one call: measure it before the next.
+            outputs = self.forward(self.networks["model"], second.inputs)
+            sums = of_first + self._measure(outputs, second)[1]
+            self.means(of_first)  # which sets the variables, and Keras adds to them
+            self._take(outputs, second)
+            expected = {name: float(value) for name, value in self._results().items()}
+            found = self.means(sums)
         for name in self.metrics[1:]:
-            by_keras = float(expected[name])
+            by_keras = expected[name]
             if not np.isclose(found[name], by_keras, rtol=SAME, atol=1e-6, equal_nan=True):
                 raise N3LOError(
-                    f"model '{model.name}': the metric '{name}' is {by_keras:.4g} after two "
+                    f"model '{self._model.name}': the metric '{name}' is {by_keras:.4g} after two "
                     f"batches, and {found[name]:.4g} from the sums of its variables over both: "
                     "its variables must be sums that begin at 0, so that batches and ranks add up"
                 )
@@ -365,6 +375,15 @@ def _check_constraints(network: KerasNetwork, training: Training) -> None:
             f"{first.path} of model '{network.model.name}' has the constraint "
             f"{type(first.constraint).__name__}, of a whole weight; use 'local' or 'allreduce', or "
             "leave it out"
+        )
+
+
+def _check_updated(model: keras.Model) -> None:
+    """Metrics of `compile` are built by the compute_metrics of Keras."""
+    if not all(getattr(metric, "built", True) for metric in model.metrics):
+        raise N3LOError(
+            f"model '{model.name}': its compute_metrics does not update the metrics that it is "
+            "compiled with; let it call super().compute_metrics(x, y, y_pred, sample_weight)"
         )
 
 

@@ -75,6 +75,8 @@ class NoTrainer:
         self._asks, self._file = f"model '{type(module).__name__}'", _file_of(module)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of Python, or ours before __init__, in a copy
+            raise AttributeError(name)
         frames = [each for each in traceback.extract_stack() if each.filename == self._file]
         place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
         way_out = "take it from an argument of __init__, or from self"
@@ -166,9 +168,9 @@ class LightningSteps(Experiment):
         super().__init__({"model": Steps(module)}, training)
         self.module = module
         self._number = 0  # of the step in the epoch
-        for each in module.modules():
-            if isinstance(each, Metric):
-                each.sync_on_compute = False  # states are summed here
+        self._metrics = [each for each in module.modules() if isinstance(each, Metric)]
+        for each in self._metrics:
+            each.sync_on_compute = False  # states are summed here
         self._forms = {step: self._form_of(step, example) for step in STEPS}
 
     def _form_of(self, step: str, example: Batch) -> Form:
@@ -187,7 +189,7 @@ class LightningSteps(Experiment):
         lacking = {
             "training_step": loss is None and "returns no loss",
             "validation_step": loss is None
-            and "loss" not in form.numbers
+            and not form.logs_loss
             and "neither returns a loss nor logs 'val_loss'",
         }
         if lacking[step]:
@@ -259,6 +261,8 @@ class LightningSteps(Experiment):
         with self.autocast(self.device):
             loss = network(step, (batch.inputs, batch.targets), self._number)
         self._number += 1
+        for metric in self._metrics:
+            _detach(metric)
         logged = self.networks["model"].logged
         return loss, form.sums(loss, logged, batch.num_events, self.device)
 
@@ -278,9 +282,9 @@ class Form:
         named = self._named(logged)
         values = {name: each.value for name, each in named.items()}
         self.metrics = {name: each for name, each in values.items() if isinstance(each, Metric)}
-        others = [name for name in values if name not in self.metrics and name != "loss"]
-        self.numbers = ["loss", *others] if "loss" in values else others
-        self._pairs = ["loss", *others]
+        self.logs_loss = "loss" in values
+        numbers = [name for name in ("loss", *values) if name not in self.metrics]
+        self._pairs = list(dict.fromkeys(numbers))  # the loss may be what the step returns
         self._summed = {name for name, each in named.items() if each.is_sum}
         for name, metric in self.metrics.items():
             _check_states(name, metric)
@@ -368,6 +372,16 @@ class Form:
                 )
             found[column] = each
         return found
+
+
+def _detach(metric: Metric) -> None:
+    """What it has seen may be a loss with its graph, of which no copy can be made."""
+    for state, value in metric.metric_state.items():
+        if isinstance(value, list):
+            setattr(metric, state, [each.detach() for each in value])
+        elif value.requires_grad:
+            setattr(metric, state, value.detach())
+    metric._computed = metric._forward_cache = None
 
 
 def _value_of(

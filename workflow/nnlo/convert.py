@@ -76,6 +76,7 @@ OF_TORCH = (
     *("lr", "eps", "alpha", "rho", "betas", "momentum", "momentum_decay", "nesterov", "amsgrad"),
     *("centered", "weight_decay", "dampening", "initial_accumulator_value"),
 )
+OFF_AT_0 = ("decay", "clipnorm", "clipvalue")  # of Keras's, which torch's optimizers do not take
 AT_LEAST_1 = (
     *("n_masters", "n_processes", "block_size", "n_fold", "batch", "epochs", "sync_every"),
     *("num_iterations", "ga_populations"),
@@ -520,7 +521,7 @@ def _worker_optimizer(draft: Draft, past: Past) -> dict[str, Plain]:
 
 
 def _params(text: str) -> dict[str, Plain]:
-    """Of Python's text of a dict, without what is None: the optimizer's own."""
+    """Of Python's text of a dict, without what is None, the optimizer's own, or off."""
     try:
         params = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -536,7 +537,7 @@ def _params(text: str) -> dict[str, Plain]:
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in params.items()
-        if value is not None
+        if value is not None and (value or key not in OFF_AT_0)
     }
 
 

@@ -34,6 +34,13 @@ HEADS = {
     "of_each": r"^#SBATCH.*?\s--ntasks-per-node[= ](\d+)|^#PBS.*?(?:mpiprocs|ppn)=(\d+)",
 }
 
+# Variables that the batch system sets to what the head asked for.
+OF_HEAD = {
+    "ranks": ("SLURM_NTASKS", "SLURM_NPROCS", "LSB_DJOB_NUMPROC"),
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "of_each": ("SLURM_NTASKS_PER_NODE",),
+}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -82,7 +89,7 @@ def _lines(text: str) -> Iterator[Line]:
     found = {key: re.search(pattern, text, re.M) for key, pattern in HEADS.items()}
     head = {key: int(match[1] or match[2]) for key, match in found.items() if match is not None}
     text = _with_arrays(text)
-    assigned: dict[str, str] = {}
+    assigned = _set_by_head(head)
     for line in text.splitlines():
         for launcher, driver, words in _started(line, assigned):
             yield Line(
@@ -91,6 +98,13 @@ def _lines(text: str) -> Iterator[Line]:
                 num_ranks=_num_ranks(launcher, head),
                 environment=[name for name in ENVIRONMENT if name in assigned],
             )
+
+
+def _set_by_head(head: Mapping[str, int]) -> dict[str, str]:
+    asked = dict(head)
+    if "nodes" in head and "of_each" in head:
+        asked.setdefault("ranks", head["nodes"] * head["of_each"])
+    return {name: str(asked[key]) for key in asked for name in OF_HEAD[key]}
 
 
 def _with_arrays(text: str) -> str:
@@ -110,6 +124,11 @@ def _started(line: str, assigned: dict[str, str]) -> Iterator[tuple[list[str], s
         for place, word in enumerate(command):
             match = DRIVER.fullmatch(word)
             if match is not None:
+                if ":" in command:
+                    raise N3LOError(
+                        "--from-script: ':' joins several commands to one job; give the line in "
+                        "quotes, with one command and the number of all ranks"
+                    )
                 yield command[:place], match[1], command[place + 1 :]
                 break
             if " " in word and any(name in word for name in DRIVERS):  # bash -c "source x; ..."
@@ -130,13 +149,26 @@ def _assign(words: Sequence[str], assigned: dict[str, str]) -> Iterator[str]:
 
 
 def _commands(line: str, assigned: Mapping[str, str]) -> list[list[str]]:
-    """The commands of a line, as words without redirections."""
+    """The commands of a line, as words without redirections, and with the values of variables."""
     line = re.sub(r"(?<=\s)(?:[012]?>>?|&>|<)\s*(?:&\d|\S+)", " ", line)
-    line = re.sub(
+    commands, known = [], dict(assigned)
+    for place, words in enumerate(_split(line)):  # each knows what those before it set
+        commands += _split(_filled(line, known))[place : place + 1]
+        list(_assign([_filled(word, known) for word in words], known))
+    return commands
+
+
+def _filled(text: str, assigned: Mapping[str, str]) -> str:
+    """With the values of its variables, or their defaults."""
+    return re.sub(
         r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))",
         lambda m: assigned.get(m[1] or m[3], m[2] or m[0]),
-        line,
+        text,
     )
+
+
+def _split(line: str) -> list[list[str]]:
+    """The commands of a line, as words."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
