@@ -187,7 +187,7 @@ def try_model(task: TrainTask, experiment: Experiment, index: Index, batch: Batc
             warnings += mistakes.of_gradient(network, experiment.loss(outputs, batch))
     with on_first_batch(task, index):
         with torch.no_grad():
-            experiment.val_means(experiment.evaluate(batch))
+            experiment.try_validation(batch)
         updates = experiment.updates(experiment.networks, batch)  # with gradients, as in a training
         experiment.means(sum((each.sums for each in updates), experiment.no_sums()))
     return warnings

@@ -110,6 +110,10 @@ class Experiment:
         """Of validation; names are without `val_`."""
         raise NotImplementedError
 
+    def try_validation(self, batch: Batch) -> None:
+        """Measure a few events as all are measured at the end of an epoch."""
+        self.val_means(self.evaluate(batch))
+
     def weights(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """What `weights.pt` holds, from the state of each network."""
         raise NotImplementedError
