@@ -19,6 +19,7 @@ _SYSTEM = tuple(
     )
 )
 _CODE = (".py", ".pyc", ".so")  # has its own way into a task's key
+_ABOUT_PACKAGES = (".egg-info", ".dist-info")
 _listening: list[set[str]] = []
 
 
@@ -45,7 +46,9 @@ def files_read() -> Iterator[set[Path]]:
     finally:
         for path in map(Path, _listening.pop()):
             place = path.resolve()
-            hidden = any(part.startswith(".") for part in place.parts)
+            hidden = any(
+                part.startswith(".") or part.endswith(_ABOUT_PACKAGES) for part in place.parts
+            )
             system = any(map(place.is_relative_to, _SYSTEM))
             if place.is_file() and place.suffix not in _CODE and not hidden and not system:
                 found.add(place)

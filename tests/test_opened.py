@@ -18,12 +18,15 @@ def test_files_that_are_read_are_found_by_whatever_function_and_others_are_not(t
     np.save(weights, np.zeros(3))
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "kept").write_text("")
+    (tmp_path / "mine.egg-info").mkdir()  # of a package that is installed from a checkout
+    (tmp_path / "mine.egg-info" / "entry_points.txt").write_text("")
     with files_read() as read:
         json.loads(config.read_text())
         with table.open("rb") as file:
             tomllib.load(file)
         np.load(str(weights))
         (tmp_path / ".cache" / "kept").read_text()
+        (tmp_path / "mine.egg-info" / "entry_points.txt").read_text()
         (tmp_path / "written.txt").write_text("")
         (tmp_path / "absent.txt").exists()
         import tabnanny  # noqa: F401 - code has its own way into the key
