@@ -81,7 +81,7 @@ def test_an_unknown_search_method(edit, error_of):
 
 
 def test_more_ranks_than_slots(edit, error_of):
-    path = edit('strategy = "local"', 'strategy = "allreduce"')
+    path = edit('strategy = "local"', 'strategy = "allreduce"\nbackend = "ddp"')
     edit("walltime_min = 2", "walltime_min = 2\nnum_workers = 3")
     assert error_of(path, "--set", "cores=2") == (
         "n3lo: a task needs 3 cores (3 ranks x 1 cores_per_rank) and this host has 2: ask for "
