@@ -154,7 +154,7 @@ def on_first_batch(task: TrainTask, index: Index) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:  # a user's model can raise anything
         plain = isinstance(error, N3LOError)
-        if plain and str(error).startswith(("training.", "data.")):  # not the model fails
+        if plain and str(error).startswith(("training.", "data.")):  # it names the key
             raise
         reason = str(error) if plain else describe(error, model_file(task.model))
         raise N3LOError(

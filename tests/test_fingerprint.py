@@ -88,6 +88,17 @@ def test_a_file_that_the_model_reads_and_the_study_does_not_name_is_warned_of(st
     assert warnings() == []
 
 
+def test_a_file_that_appears_while_a_study_runs_changes_no_task(study_path, edit):
+    edit('files = ["events.h5"]', 'files = ["*.h5"]')
+    edit('inputs = "x"', 'inputs = { x = "x", which = "@file" }')
+    file = load(study_path)
+    planner = Planner(file, file.data_files(), Fingerprint(data="d", model="m", code="c"))
+    before = planner.base_task()
+    study_path.with_name("more.h5").write_bytes(study_path.with_name("events.h5").read_bytes())
+    assert planner.base_task() == before
+    assert before.data.file_numbers == [0]
+
+
 PACKAGE = {
     "__init__.py": "",
     "net.py": "from .layers import make\n\n\ndef Net(width=4):\n    return make(width)\n",

@@ -129,6 +129,11 @@ class Planner:
         )
 
     @cached_property
+    def _file_numbers(self) -> list[float] | None:
+        """Found once, as the files are: one that appears meanwhile belongs to no task."""
+        return self.file.file_numbers()
+
+    @cached_property
     def _read_files(self) -> list[str]:
         return [str(path) for path in read_files(self.file)]
 
@@ -140,7 +145,7 @@ class Planner:
         return dataclasses.replace(
             data,
             files=files,
-            file_numbers=self.file.file_numbers(),
+            file_numbers=self._file_numbers,
             copy_command=command,
             reader=data.reader and absolute(self.file, data.reader),
             collate=data.collate and absolute(self.file, data.collate),
